@@ -1,5 +1,6 @@
 // Asynchronous steps. The result is what the definition says for the order in which gradients were applied, and a replay of that
 // order has its bits on any number of workers.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/codec.h>
@@ -93,19 +94,28 @@ std::map<std::string, How> kinds() {
   return all;
 }
 
+// Workers that share no memory cannot clip the mean of a step: nobody has all of it.
+bool wants_shared_memory(const How& how) {
+  return how.local.asynchronous->backups > 0 && how.optimizer == "clipped";
+}
+
 // A worker that is alone records, too: its order is that of the tasks.
-TEST(AsynchronousJob, AReplayHasItsBitsOnAnyNumberOfWorkers) {
+TEST(AsynchronousJob, AReplayHasItsBitsOnAnyNumberOfWorkersOfAnyEngine) {
   for (const auto& [name, how] : kinds()) {
-    for (const int recorders : {1, 4}) {
-      SCOPED_TRACE(name + (recorders == 1 ? ", of one worker" : ""));
+    for (const auto& [recorder, recorders] :
+         {std::pair("shm", 1), std::pair("shm", 4), std::pair("tcp", 3)}) {
+      if (wants_shared_memory(how) && recorder == std::string("tcp")) continue;
+      SCOPED_TRACE(fmt::format("{}, of {} workers with {}", name, recorders, recorder));
       const Folder folder;
       const std::string order = folder / "order";
       const How recorded = recording(how, order);
       const std::string expected =
-          same_on_all(recorders, "shm", [&](World& world) { return trained(world, recorded); });
+          same_on_all(recorders, recorder, [&](World& world) { return trained(world, recorded); });
       const How again = replaying(recording(how, folder / "again"), order);
-      for (const auto& [engine, workers] : {std::pair("shm", 4), std::pair("shm", 3),
-                                            std::pair("shm", 2), std::pair("thread", 1)}) {
+      for (const auto& [engine, workers] :
+           {std::pair("shm", 4), std::pair("shm", 3), std::pair("shm", 2), std::pair("thread", 1),
+            std::pair("tcp", 2), std::pair("tcp", 4)}) {
+        if (wants_shared_memory(how) && engine == std::string("tcp")) continue;
         EXPECT_EQ(same_on_all(workers, engine, [&](World& world) { return trained(world, again); }),
                   expected)
             << workers << " workers, " << engine;
@@ -129,9 +139,11 @@ TEST(AsynchronousJob, OnOneWorkerEachGradientSeesAllUpdatesBefore) {
 
 // One worker is slow in each of its tasks.
 TEST(AsynchronousJob, NoGradientIsBegunBeforeThoseBeyondTheBoundAreApplied) {
-  for (const std::int64_t bound : {1, 2}) {
+  for (const auto& [engine, bound] :
+       {std::pair("shm", std::int64_t{1}), std::pair("shm", std::int64_t{2}),
+        std::pair("tcp", std::int64_t{1})}) {
     const Folder folder;
-    in_world(4, "shm", [&](World& world) {
+    in_world(4, engine, [&, bound = bound](World& world) {
       const How how = recording({.local = LocalSteps::stale(bound, 20)}, folder / "order");
       Job job(world, options_of(how));
       One one(world, how.model);
@@ -189,49 +201,53 @@ TEST(AsynchronousJob, WithBackupsAStepIsTheMeanOfThoseThatCameFirst) {
 
 // Nobody waits for the slow one, its gradients are dropped, and the program hears of it.
 TEST(AsynchronousJob, WithBackupsASlowWorkerIsLeftOut) {
-  const Folder folder;
-  in_world(4, "shm", [&](World& world) {
-    const How how = recording({.local = LocalSteps::with_backups(1, 10)}, folder / "order");
-    JobOptions options = options_of(how);
-    Job job(world, options);
-    One one(world, how.model);
-    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
-      return slow(models::loss(*one.net, shard.batch), world.rank() == 3 ? 200 : 5);
+  for (const char* const engine : {"shm", "tcp"}) {
+    const Folder folder;
+    in_world(4, engine, [&](World& world) {
+      const How how = recording({.local = LocalSteps::with_backups(1, 10)}, folder / "order");
+      JobOptions options = options_of(how);
+      Job job(world, options);
+      One one(world, how.model);
+      Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+        return slow(models::loss(*one.net, shard.batch), world.rank() == 3 ? 200 : 5);
+      });
+      for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) {
+        const Outcome outcome = step(batch);
+        EXPECT_DOUBLE_EQ(outcome.dropped, 10.0 / 37) << "three of the steps have a short batch";
+        EXPECT_EQ(one.optimizer.steps(), batch.step() + 10);
+      }
     });
-    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) {
-      const Outcome outcome = step(batch);
-      EXPECT_DOUBLE_EQ(outcome.dropped, 10.0 / 37) << "three of the steps have a short batch";
-      EXPECT_EQ(one.optimizer.steps(), batch.step() + 10);
+    for (const plan::RoundOrder& round : steps::load_order(folder / "order").rounds) {
+      std::map<std::int64_t, std::int64_t> of_step, seen;
+      for (const plan::OrderedUpdate& update : round.updates) {
+        ++of_step[update.step];
+        EXPECT_TRUE(seen.emplace(update.step, update.seen).first->second == update.seen)
+            << "a step has one set of weights";
+      }
+      for (const auto& [step, tasks] : of_step) EXPECT_LT(tasks, kShards) << step;
     }
-  });
-  for (const plan::RoundOrder& round : steps::load_order(folder / "order").rounds) {
-    std::map<std::int64_t, std::int64_t> of_step, seen;
-    for (const plan::OrderedUpdate& update : round.updates) {
-      ++of_step[update.step];
-      EXPECT_TRUE(seen.emplace(update.step, update.seen).first->second == update.seen)
-          << "a step has one set of weights";
-    }
-    for (const auto& [step, tasks] : of_step) EXPECT_LT(tasks, kShards) << step;
   }
 }
 
 // A slow worker has fewer tasks: the others do not wait for its share.
 TEST(AsynchronousJob, ASlowWorkerTakesFewerTasks) {
-  std::vector<int> tasks(3);
-  in_world(3, "shm", [&](World& world) {
-    const How how{.local = LocalSteps::stale(Asynchronous::kUnbounded, 20), .shards = 3};
-    JobOptions options = options_of(how);
-    options.global_batch = 15;
-    Job job(world, options);
-    One one(world, how.model);
-    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
-      ++tasks[static_cast<std::size_t>(world.rank())];
-      return slow(models::loss(*one.net, shard.batch), world.rank() == 2 ? 60 : 10);
+  for (const char* const engine : {"shm", "tcp"}) {
+    std::vector<int> tasks(3);
+    in_world(3, engine, [&](World& world) {
+      const How how{.local = LocalSteps::stale(Asynchronous::kUnbounded, 20), .shards = 3};
+      JobOptions options = options_of(how);
+      options.global_batch = 15;
+      Job job(world, options);
+      One one(world, how.model);
+      Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+        ++tasks[static_cast<std::size_t>(world.rank())];
+        return slow(models::loss(*one.net, shard.batch), world.rank() == 2 ? 60 : 10);
+      });
+      for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) step(batch);
     });
-    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) step(batch);
-  });
-  EXPECT_LT(tasks[2] * 2, tasks[0]);
-  EXPECT_LT(tasks[2] * 2, tasks[1]);
+    EXPECT_LT(tasks[2] * 2, tasks[0]);
+    EXPECT_LT(tasks[2] * 2, tasks[1]);
+  }
 }
 
 // The same by LibTorch alone, for an order that a test has written.
@@ -299,13 +315,15 @@ TEST(AsynchronousJob, HasTheBitsOfThePlainProgramForAnyOrder) {
       const How how{.local = local, .optimizer = optimizer, .steps = 2};
       base::write_file(folder / "order", head_of(how) + plan::order_text(kOrder));
       const Plain plain(how, kOrder);
-      std::vector<torch::Tensor> weights;
-      same_on_all(2, "shm", [&](World& world) {
-        return trained(world, replaying(how, folder / "order"), &weights);
-      });
-      ASSERT_EQ(weights.size(), plain.weights.size());
-      for (std::size_t i = 0; i < weights.size(); ++i)
-        EXPECT_TRUE(torch::equal(weights[i], plain.weights[i])) << i;
+      for (const char* const engine : {"shm", "tcp"}) {
+        std::vector<torch::Tensor> weights;
+        same_on_all(2, engine, [&](World& world) {
+          return trained(world, replaying(how, folder / "order"), &weights);
+        });
+        ASSERT_EQ(weights.size(), plain.weights.size());
+        for (std::size_t i = 0; i < weights.size(); ++i)
+          EXPECT_TRUE(torch::equal(weights[i], plain.weights[i])) << engine << " " << i;
+      }
     }
   }
 }
@@ -332,30 +350,35 @@ TEST(AsynchronousJob, AReplayGoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
     again.steps = 4;
     same_on_all(1, "thread", [&](World& world) { return trained(world, again); });
     again.steps = 8;
-    EXPECT_EQ(same_on_all(3, "shm", [&](World& world) { return trained(world, again); }), expected);
+    EXPECT_EQ(same_on_all(3, wants_shared_memory(how) ? "shm" : "tcp",
+                          [&](World& world) { return trained(world, again); }),
+              expected);
   }
 }
 
 // Nobody waits for a task of a worker that has failed.
 TEST(AsynchronousJob, IfOneWorkersLossThrowsTheOthersHearOfIt) {
-  const auto outcomes = outcomes_in_world(
-      3,
-      [&](World& world) {
-        const How how{.local = LocalSteps::stale(Asynchronous::kUnbounded, 20), .shards = 3};
-        JobOptions options = options_of(how);
-        options.global_batch = 15;
-        Job job(world, options);
-        One one(world, how.model);
-        Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
-          if (world.rank() == 1 && shard.step > 3) throw BadInput("this worker cannot");
-          return models::loss(*one.net, shard.batch);
-        });
-        for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) step(batch);
-      },
-      "shm");
-  EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 has left the world"));
-  EXPECT_THAT(outcomes[1].text, HasSubstr("this worker cannot"));
-  EXPECT_THAT(outcomes[2].text, HasSubstr("rank 1 has left the world"));
+  for (const char* const engine : {"shm", "tcp"}) {
+    const auto outcomes = outcomes_in_world(
+        3,
+        [&](World& world) {
+          const How how{.local = LocalSteps::stale(Asynchronous::kUnbounded, 20), .shards = 3};
+          JobOptions options = options_of(how);
+          options.global_batch = 15;
+          Job job(world, options);
+          One one(world, how.model);
+          Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+            if (world.rank() == 1 && shard.step > 3) throw BadInput("this worker cannot");
+            return models::loss(*one.net, shard.batch);
+          });
+          for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20}))
+            step(batch);
+        },
+        engine);
+    EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 has left the world"));
+    EXPECT_THAT(outcomes[1].text, HasSubstr("this worker cannot"));
+    EXPECT_THAT(outcomes[2].text, HasSubstr("rank 1 has left the world"));
+  }
 }
 
 template <typename Body>
@@ -393,7 +416,7 @@ TEST(AsynchronousOptions, WhatMakesNoSenseIsRefusedByName) {
     });
   };
   EXPECT_THAT(with_model("none", true), HasSubstr("a rate for each layer"));
-  EXPECT_THAT(with_model("bf16", false), HasSubstr("nothing travels"));
+  EXPECT_THAT(with_model("bf16", false), HasSubstr("is not encoded"));
   EXPECT_THAT(refusal([](World& world) {
                 Job job(world, options_of(kFreeJob));
                 One one(world, "mlp"), other(world, "mlp");
@@ -429,10 +452,14 @@ TEST(AsynchronousJob, AGradientThatIsNotFiniteAndIsClippedEndsTheJob) {
   }
 }
 
-TEST(AsynchronousOptions, WorkersThatShareNoMemoryAreRefused) {
+TEST(AsynchronousOptions, AMeanThatNobodyHasIsNotClipped) {
   for (const auto& outcome : outcomes_in_world(
-           2, [&](World& world) { trained(world, kFreeJob); }, "tcp"))
-    EXPECT_THAT(outcome.text, HasSubstr("for workers that share memory"));
+           2,
+           [&](World& world) {
+             trained(world, {.local = LocalSteps::with_backups(1, 3), .optimizer = "clipped"});
+           },
+           "tcp"))
+    EXPECT_THAT(outcome.text, HasSubstr("steps with backups cannot clip by norm"));
 }
 
 TEST(AsynchronousOptions, AnOrderThatIsNotThisJobsIsRefused) {
@@ -493,7 +520,8 @@ TEST(AsynchronousOptions, AFileThatIsNoOrderIsNotOverwritten) {
   const Folder folder;
   const std::string letter = folder / "letter";
   base::write_file(letter, "Dear reader,\n");
-  EXPECT_THAT(refused(recording(kFreeJob, letter)), HasSubstr("line 1 is not the head of an order"));
+  EXPECT_THAT(refused(recording(kFreeJob, letter)),
+              HasSubstr("line 1 is not the head of an order"));
   EXPECT_EQ(std::ifstream(letter).peek(), 'D');
 }
 

@@ -165,6 +165,27 @@ TEST_F(Faults, InARoundOfAsynchronousStepsAreNotInItsOrder) {
   }
 }
 
+// Each worker owns a slice of the weights there. The clerk, rank 0, is lost, too.
+TEST_F(Faults, InARoundOfAsynchronousStepsWithoutSharedMemoryAreNotInItsOrder) {
+  const std::vector<std::string> rounds = {"--optimizer", "adamw",   "--staleness",
+                                           "2",           "--round", "3"};
+  const std::vector<std::string> tcp = {"--engine", "tcp"};
+  for (const std::string where : {"update", "forward", "backward"}) {
+    if (where != "update" && !full_tests()) continue;
+    std::vector<std::string> recorded = rounds, replayed = rounds;
+    recorded.insert(recorded.end(), {"--order", path("order")});
+    replayed.insert(replayed.end(), {"--replay", path("order")});
+    const auto in_round = [&](int worker) {
+      return fmt::format("kill@3:{0}:{1},kill@4:{0}:{1},kill@5:{0}:{1}", worker, where);
+    };
+    const std::string expected = hash_of(in_round(0), recorded, tcp);
+    EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again")) << where;
+    EXPECT_EQ(hash_of("", replayed), expected) << where;
+    EXPECT_EQ(hash_of(in_round(1) + ",kill@6:2:small,kill@9:1:torn", replayed, tcp), expected)
+        << where;
+  }
+}
+
 // A worker that is stopped while the weights are its own to change holds up all others.
 TEST_F(Faults, AWorkerThatIsStoppedInAnAsynchronousRoundIsEnded) {
   const std::vector<std::string> recorded = {"--staleness", "2",       "--round",

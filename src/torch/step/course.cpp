@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/check.h"
 #include "comm/group.h"
 
 namespace lockstep::steps {
@@ -38,11 +37,13 @@ class Places {
 
 struct Course::Head {
   alignas(kCacheLine) std::atomic<std::uint32_t> turn;  // 0: free
-  alignas(kCacheLine) Counts counts;
+  alignas(kCacheLine) std::int64_t rounds;              // that were opened
+  bool broken;
+  plan::TaskBook::Counts counts;
 };
 
 Course::Course(Comm& host, const Shape& shape)
-    : host_(host), shape_(shape), memory_([&] {
+    : host_(host), memory_([&] {
         Places places;
         const auto steps = static_cast<std::size_t>(shape.steps);
         const std::size_t tasks = steps * static_cast<std::size_t>(shape.shards);
@@ -50,8 +51,8 @@ Course::Course(Comm& host, const Shape& shape)
         weights_ = places.take(shape.weights);
         buffers_ = places.take(shape.buffers);
         sum_ = places.take(shape.sum);
-        done_ = places.take(steps * sizeof(Done));
-        losses_ = places.take(tasks * sizeof(Loss));
+        done_ = places.take(steps * sizeof(plan::TaskBook::OfStep));
+        losses_ = places.take(tasks * sizeof(plan::TaskLoss));
         updates_ = places.take(tasks * sizeof(plan::OrderedUpdate));
         return replica::FlatMemory(host, places.end(), replica::Copies::kPerHost);
       }()) {}
@@ -60,12 +61,13 @@ Course::Head& Course::head() const {
   return *at<Head>(0);
 }
 
-Course::Loss* Course::losses() const {
-  return at<Loss>(losses_);
+bool& Course::broken() const {
+  return head().broken;
 }
 
-Course::Counts& Course::counts() {
-  return head().counts;
+plan::TaskBook::Memory Course::book() const {
+  return {&head().counts, at<plan::TaskBook::OfStep>(done_), at<plan::TaskLoss>(losses_),
+          at<plan::OrderedUpdate>(updates_)};
 }
 
 // It sleeps between two looks: a task takes milliseconds, and workers may be more than cores.
@@ -103,40 +105,12 @@ void Course::give_up() {
   throw error;
 }
 
-bool Course::open(std::int64_t steps) {
-  LOCKSTEP_CHECK(steps <= shape_.steps, "no round is longer than the longest");
+bool Course::open() {
   ++rounds_;
-  if (counts().rounds == rounds_) return false;
-  counts() = {.rounds = rounds_, .steps = steps};
-  std::fill_n(at<Done>(done_), steps, Done());
-  std::fill_n(losses(), steps * shape_.shards, Loss());
+  if (head().rounds == rounds_) return false;
+  head().rounds = rounds_;
+  head().broken = false;
   return true;
-}
-
-void Course::note_update(const plan::OrderedUpdate& update) {
-  at<plan::OrderedUpdate>(updates_)[counts().updates++] = update;
-}
-
-Course::Done Course::note_done(std::int64_t step, int shard, const Loss& loss) {
-  losses()[step * shape_.shards + shard] = loss;
-  Done& done = at<Done>(done_)[step];
-  ++done.tasks;
-  done.samples += loss.samples;
-  return done;
-}
-
-Course::Loss Course::loss() const {
-  Loss all;
-  for (std::int64_t task = 0; task < head().counts.steps * shape_.shards; ++task) {
-    all.sum += losses()[task].sum;
-    all.samples += losses()[task].samples;
-  }
-  return all;
-}
-
-std::vector<plan::OrderedUpdate> Course::order() {
-  const auto* const first = at<plan::OrderedUpdate>(updates_);
-  return {first, first + counts().updates};
 }
 
 }  // namespace lockstep::steps

@@ -2,8 +2,7 @@
 //
 //   weights, buffers   as the last update has left them. The state of the optimizer is beside the LocalModel
 //   sum                with backups: of the gradients of the step under way
-//   tasks              which were claimed, which are done
-//   order              of the updates so far, and the losses of all tasks
+//   book               of its tasks (plan/tasks.h)
 //
 // A worker that reads or writes any of it holds the turn. Successive rounds use the same memory: workers meet between two.
 #pragma once
@@ -18,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/order.h"
+#include "plan/tasks.h"
 #include "torch/replica/flat_memory.h"
 
 namespace lockstep::steps {
@@ -61,50 +60,22 @@ class Course {
     return when([] { return true; });
   }
 
-  // A round begins for this worker. True, with the turn: for the first of all, which then fills in weights, state and buffers.
-  bool open(std::int64_t steps);
+  // A round begins for this worker. True, with the turn: for the first of all, which then fills in weights, state and buffers,
+  // and clears the book.
+  bool open();
+  // An update was begun and not ended: nobody goes on. With the turn.
+  bool& broken() const;
 
-  // Of a task, or of several: the losses of all samples, added up.
-  struct Loss {
-    double sum = 0;
-    double samples = 0;
-  };
-
-  // With the turn, of the round under way.
-  struct Counts {
-    std::int64_t rounds = 0;  // that were opened
-    std::int64_t steps = 0;
-    std::int64_t claimed = 0;     // tasks
-    std::int64_t begun = 0;       // tasks that have taken weights
-    std::int64_t updates = 0;     // that were applied, or added to the sum
-    std::int64_t in_weights = 0;  // of them, in the weights
-    std::int64_t first_open = 0;  // the first step that is not done
-    bool broken = false;          // an update was begun and not ended: nobody goes on
-  };
-  Counts& counts();
-  std::int64_t tasks() { return counts().steps * shape_.shards; }
   std::byte* weights() const { return memory_.data() + weights_; }
   std::byte* buffers() const { return memory_.data() + buffers_; }
   std::byte* sum() const { return memory_.data() + sum_; }
-  void note_update(const plan::OrderedUpdate& update);
-  // A task is done; a step of the round, from 0 on. What all tasks of the step that are done have had.
-  struct Done {
-    std::int64_t tasks = 0;
-    double samples = 0;
-  };
-  Done note_done(std::int64_t step, int shard, const Loss& loss);
-  Done done(std::int64_t step) const { return at<Done>(done_)[step]; }
-  // A step is done, and all before it.
-  void end_step(std::int64_t step) { counts().first_open = step + 1; }
-  Loss loss() const;  // of all tasks that are done, added up in their order
-  std::vector<plan::OrderedUpdate> order();
+  plan::TaskBook::Memory book() const;
 
   bool shared() const { return memory_.shared(); }
 
  private:
   struct Head;
   Head& head() const;
-  Loss* losses() const;
   [[noreturn]] void give_up();
   template <typename T>
   T* at(std::size_t offset) const {
@@ -112,7 +83,6 @@ class Course {
   }
 
   Comm& host_;
-  Shape shape_;
   std::size_t weights_ = 0;
   std::size_t buffers_ = 0;
   std::size_t sum_ = 0;

@@ -44,6 +44,8 @@ std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
     const replica::NormScope scope(none);
     return loss(shard);
   };
+  if (work.shared && !host)
+    throw BadInput("asynchronous steps are for CPUs so far, and the model is on a GPU");
   if (work.shared) return make_asynchronous_shards(std::move(work));
   if (local) return make_local_shards(std::move(work));
   return host ? make_host_shards(std::move(work)) : make_device_shards(std::move(work));

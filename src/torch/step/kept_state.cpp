@@ -24,7 +24,8 @@ void KeptState::take_memory(replica::Parts& parts, const std::vector<torch::Tens
   const std::size_t half = bytes_ * static_cast<std::size_t>(shards_);
   const replica::FlatMemory memory(parts.host(), 2 * half + kAlignment, replica::Copies::kPerHost,
                                    parts.device());
-  if (!memory.shared() || parts.host().rank() == parts.source_on_host()) {
+  is_written_here_ = !memory.shared() || parts.host().rank() == parts.source_on_host();
+  if (is_written_here_) {
     const torch::NoGradGuard no_grad;
     if (memory_) {
       const auto from = static_cast<std::size_t>(current_) * half;

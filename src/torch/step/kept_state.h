@@ -39,6 +39,8 @@ class KeptState {
   // Whether the tensors of a shard are known to its worker alone. complete(): every worker gets those of all shards.
   // Collective.
   bool is_spread() const { return is_spread_; }
+  // Of workers that share the memory, one may write what all know.
+  bool is_written_here() const { return is_written_here_; }
   void complete(Comm& comm);
 
  private:
@@ -56,6 +58,7 @@ class KeptState {
   int shards_;
   std::optional<replica::FlatMemory> memory_;  // nothing until it was taken
   bool is_spread_ = false;
+  bool is_written_here_ = true;
   int current_ = 0;  // which of the two the next round reads
 };
 

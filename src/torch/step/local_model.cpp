@@ -57,7 +57,7 @@ void check(const optim::Optimizer& optimizer, const LocalSteps& rule, int shards
         "its optimizer sets a rate for each layer by norms, which nobody measures there; take SGD, "
         "Adam, AdamW, RMSprop or Adagrad");
   if (model.parts().options.codec != nullptr)
-    refuse("it has a codec, and where workers share weights nothing travels; leave the codec out");
+    refuse("it has a codec, and what travels there is not encoded; leave the codec out");
 }
 
 // A leaf of the outer model, with these values.
@@ -111,7 +111,7 @@ LocalModel::LocalModel(World& world, optim::Optimizer& given, const LocalSteps& 
   if (rule_.state == LocalState::kReset) first_ = clones(inner_.state());
   add_fragments(world);
   take_memory();
-  take_course();
+  take_course(world);
   go_alone();
 }
 
@@ -200,7 +200,7 @@ void LocalModel::rebind(World& world) {
   }
   alone_ = World::over(connect_alone(), world.device());
   take_memory();
-  take_course();
+  take_course(world);
   go_alone();
   inner_.set_steps(steps_);  // a shard may have been in the middle of its round
 }
@@ -243,8 +243,14 @@ void LocalModel::take_memory() {
   kept_->take_memory(inside_of(*fragments_.front().outer).parts(), first);
 }
 
-void LocalModel::take_course() {
+void LocalModel::take_course(World& world) {
   if (!rule_.asynchronous) return;
+  course_.reset();
+  channel_.reset();
+  if (kept_->is_spread()) {
+    channel_.emplace(world.open_channel());
+    return;
+  }
   replica::Parts& parts = inside_of(*fragments_.front().outer).parts();
   const replica::Model& model = inside_of(inner_).model();
   Course::Shape shape{.weights = inside_of(inner_).layout().bytes(), .shards = shards_};
@@ -252,11 +258,6 @@ void LocalModel::take_course() {
   if (rule_.asynchronous->backups > 0) shape.sum = shape.weights;
   for (const auto& [from, steps] : rule_.stages) shape.steps = std::max(shape.steps, steps);
   course_.emplace(parts.host(), shape);
-  if (kept_->is_spread() || !course_->shared() || parts.host().size() != parts.comm.size()) {
-    throw BadInput(
-        "asynchronous steps are for workers that share memory so far: CPUs of one host, with the "
-        "engine shm");
-  }
 }
 
 std::shared_ptr<torch::nn::Module> LocalModel::module() const {

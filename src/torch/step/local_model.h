@@ -12,7 +12,8 @@
 //
 // Averaged state is a part of the outer model: it moves as weights do, with the learning rate 1 and without momentum.
 //
-// In asynchronous rounds one state is kept, for all shards, and workers share the weights of the round (course.h).
+// In asynchronous rounds one state is kept, for all shards. Workers share the weights of the round (course.h), or send each other
+// what becomes of them, over a channel.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -65,7 +66,12 @@ class LocalModel : public control::Member {
   void open_round();
   std::vector<torch::Tensor> state_before() const;
   std::vector<torch::Tensor> state_after() const;
+  // Where workers share memory they have a course, and elsewhere a channel. Who writes the state that a round leaves: one worker
+  // of those who share it.
+  bool has_course() const { return course_.has_value(); }
   Course& course() { return *course_; }
+  Comm& channel() { return *channel_; }
+  bool writes_state() const { return kept_->is_written_here(); }
 
   // A shard's round: begin(), then its steps, each with step(), or with pass() if it has no samples; then end(), with the fragment
   // that the round exchanges, or kAll.
@@ -88,8 +94,8 @@ class LocalModel : public control::Member {
 
   // Every worker has the state of all shards. Collective.
   void complete();
-  // Whether some state is known to the worker of its shard alone.
-  bool can_lose_state() const { return kept_ && kept_->is_spread(); }
+  // Whether some state is known to the worker of its shard alone. After an asynchronous round all have it.
+  bool can_lose_state() const { return kept_ && kept_->is_spread() && !rule_.asynchronous; }
 
   // For checkpoints: the outer weights by the names of the inner ones; everything else, and numbers.
   std::vector<NamedTensor> weights() const;
@@ -111,7 +117,7 @@ class LocalModel : public control::Member {
   Difference difference_to(int fragment, const std::vector<torch::Tensor>& weights) const;
   void go_alone();
   void take_memory();
-  void take_course();
+  void take_course(World& world);
   // How many states are kept.
   int kept_states() const { return rule_.asynchronous ? 1 : shards_; }
   // What a shard keeps: state of the optimizer; if the model is streamed, then weights, and the number of a fragment.
@@ -129,9 +135,10 @@ class LocalModel : public control::Member {
   std::vector<Fragment> fragments_;   // one, unless the model is streamed
   std::vector<NamedTensor> first_;    // the state that a round begins with, if it is reset
   std::optional<KeptState> kept_;     // nothing: state is not kept
-  std::optional<Course> course_;      // of asynchronous rounds
-  std::int64_t steps_ = 0;            // that each shard has taken
-  std::int64_t shown_ = -1;           // versions() after show(); −1: a shard trains
+  std::optional<Course> course_;      // of asynchronous rounds, one of the two
+  std::optional<Comm> channel_;
+  std::int64_t steps_ = 0;   // that each shard has taken
+  std::int64_t shown_ = -1;  // versions() after show(); −1: a shard trains
 };
 
 }  // namespace lockstep::steps

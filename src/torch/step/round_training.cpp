@@ -1,4 +1,4 @@
-#include "torch/step/shared_training.h"
+#include "torch/step/round_training.h"
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "flat/fold.h"
 #include "torch/optim/impl.h"
@@ -54,51 +53,22 @@ double squares_of(DType dtype, const void* values, std::size_t count) {
 
 }  // namespace
 
-SharedTraining::SharedTraining(LocalModel& model, double delay_compensation)
+torch::Tensor tensor_at(std::byte* first, const torch::Tensor& like) {
+  return like.is_non_overlapping_and_dense()
+             ? torch::from_blob(first, like.sizes(), like.strides(), like.options())
+             : torch::from_blob(first, like.sizes(), like.options());
+}
+
+RoundTraining::RoundTraining(LocalModel& model, double delay_compensation)
     : model_(model),
       trained_(optim::inside(model.inner()).trained),
-      delay_compensation_(delay_compensation) {
-  const auto& entries = trained_.model->layout().entries();
-  for (std::size_t entry = 0; entry < entries.size(); ++entry) {
-    const torch::Tensor& like = trained_.parameter(entry);
-    std::byte* const first = model_.course().weights() + entries[entry].offset;
-    weights_.push_back(like.is_non_overlapping_and_dense()
-                           ? torch::from_blob(first, like.sizes(), like.strides(), like.options())
-                           : torch::from_blob(first, like.sizes(), like.options()));
-  }
+      delay_compensation_(delay_compensation) {}
+
+RoundTraining::Pieces RoundTraining::all_pieces() const {
+  return {0, trained_.model->parts().plan.pieces.all.size()};
 }
 
-void SharedTraining::open(std::int64_t steps) {
-  torch::NoGradGuard no_grad;
-  model_.open_round();
-  release();  // of a round that was broken off between backward and update
-  Course& course = model_.course();
-  const auto turn = course.now();
-  if (!course.open(steps)) return;
-  for (std::size_t entry = 0; entry < weights_.size(); ++entry)
-    weights_[entry].copy_(trained_.parameter(entry));
-  const auto before = model_.state_before();
-  const auto state = model_.state_after();
-  for (std::size_t i = 0; i < state.size(); ++i) state[i].copy_(before[i]);
-  give_buffers(replica::pack(trained_.model->model().buffers));
-}
-
-void SharedTraining::take() {
-  torch::NoGradGuard no_grad;
-  for (std::size_t entry = 0; entry < weights_.size(); ++entry)
-    trained_.parameter(entry).detach().copy_(weights_[entry]);
-  const auto& buffers = trained_.model->model().buffers;
-  std::size_t bytes = 0;
-  for (const auto& [name, tensor] : buffers) bytes += tensor.nbytes();
-  const std::byte* const shared = model_.course().buffers();
-  replica::unpack({shared, shared + bytes}, buffers);
-}
-
-void SharedTraining::give_buffers(const std::vector<std::byte>& buffers) {
-  std::copy(buffers.begin(), buffers.end(), model_.course().buffers());
-}
-
-SharedTraining::Gradient SharedTraining::gradient() {
+RoundTraining::Gradient RoundTraining::gradient() {
   trained_.model->settle();
   Gradient gradient;
   gradient.values = trained_.model->averages().data();
@@ -107,7 +77,7 @@ SharedTraining::Gradient SharedTraining::gradient() {
   return gradient;
 }
 
-void SharedTraining::keep(Gradient& gradient) const {
+void RoundTraining::keep(Gradient& gradient) const {
   const std::size_t bytes = trained_.model->layout().bytes();
   const auto copy = [bytes](const std::byte*& from, std::vector<std::byte>& to) {
     if (from == nullptr) return;
@@ -118,52 +88,51 @@ void SharedTraining::keep(Gradient& gradient) const {
   copy(gradient.weights, gradient.kept_weights);
 }
 
-void SharedTraining::release() {
+void RoundTraining::release() {
   model_.inner().zero_grad();
 }
 
-void SharedTraining::add(const Gradient& gradient, double weight, bool first) {
+void RoundTraining::add(const RoundMemory& memory, Pieces pieces, const std::byte* values,
+                        double weight, bool first) const {
   const replica::ModelPlan& plan = trained_.model->parts().plan;
   const auto add_piece = [&](auto zero, std::size_t offset, std::size_t count) {
     using T = decltype(zero);
-    const T* const values = reinterpret_cast<const T*>(gradient.values + offset);
-    T* const sum = reinterpret_cast<T*>(model_.course().sum() + offset);
+    const T* const gradient = reinterpret_cast<const T*>(values + offset);
+    T* const sum = reinterpret_cast<T*>(memory.sum + offset);
     const T factor = static_cast<T>(weight);
     for (std::size_t i = 0; i < count; ++i)
-      sum[i] = first ? factor * values[i] : sum[i] + factor * values[i];
+      sum[i] = first ? factor * gradient[i] : sum[i] + factor * gradient[i];
   };
-  for (const plan::Stretch& piece : plan.pieces.all) {
+  for (std::size_t number = pieces.begin; number < pieces.end; ++number) {
+    const plan::Stretch& piece = plan.pieces.all[number];
     const std::size_t offset = replica::offset_of(plan.layout, piece);
     const bool wide = plan.layout.entries()[piece.entry].dtype == DType::kFloat64;
     wide ? add_piece(double{}, offset, piece.count) : add_piece(float{}, offset, piece.count);
   }
 }
 
-SharedTraining::Gradient SharedTraining::sum(const Gradient& last) const {
-  Gradient sum;
-  sum.values = model_.course().sum();
-  sum.buffers = last.buffers;
-  return sum;
+replica::GradientSource RoundTraining::source_of(const std::byte* values, double factor) const {
+  auto source = replica::GradientSource::of(trained_.model->averages(), trained_.model->layout());
+  source.operands = {values};
+  source.factor = factor;
+  source.limit = trained_.extras.clip_value;
+  return source;
 }
 
-replica::GradientSource SharedTraining::source_of(const Gradient& gradient, double divisor) const {
-  auto source = replica::GradientSource::of(trained_.model->averages(), trained_.model->layout());
-  source.operands = {gradient.values};
-  source.factor = 1 / divisor;
-  source.limit = trained_.extras.clip_value;
-  if (trained_.extras.clip_norm == 0) return source;
-  const double norm = norm_of(source, trained_.extras.clipped);
+double RoundTraining::factor_of(const std::byte* values, double divisor) const {
+  const double factor = 1 / divisor;
+  if (trained_.extras.clip_norm == 0) return factor;
+  const double norm = norm_of(source_of(values, factor), trained_.extras.clipped);
   if (!std::isfinite(norm))
     throw BadInput(
         fmt::format("the norm of a gradient is {}: training has diverged; lower the "
                     "learning rate or warm it up",
                     norm));
-  source.factor *= std::min(trained_.extras.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
-  return source;
+  return factor * std::min(trained_.extras.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
 }
 
 // By pieces, which do not depend on threads.
-double SharedTraining::norm_of(const replica::GradientSource& source, optim::Norm norm) const {
+double RoundTraining::norm_of(const replica::GradientSource& source, optim::Norm norm) const {
   const replica::ModelPlan& plan = trained_.model->parts().plan;
   const bool largest = norm == optim::Norm::kLargest;
   std::vector<double> of_pieces(plan.pieces.all.size());
@@ -179,44 +148,40 @@ double SharedTraining::norm_of(const replica::GradientSource& source, optim::Nor
   return std::sqrt(std::accumulate(of_pieces.begin(), of_pieces.end(), 0.0));
 }
 
-void SharedTraining::apply(const Gradient& gradient, const Update& update) {
+void RoundTraining::apply(const RoundMemory& memory, Pieces pieces, const Update& update) {
   const replica::ModelPlan& plan = trained_.model->parts().plan;
-  const auto state = model_.state_after();  // by memory, then by entry
   const std::size_t entries = plan.layout.entries().size();
   const ScaledRates scaled(trained_.groups, update.rate);
-  const replica::GradientSource source = source_of(gradient, update.divisor);
+  const replica::GradientSource source = source_of(update.gradient, update.factor);
   replica::for_each_piece(
-      {plan, {0, plan.pieces.all.size()}}, source,
-      [&](std::size_t number, replica::GradientReader& reader) {
+      {plan, pieces}, source, [&](std::size_t number, replica::GradientReader& reader) {
         const plan::Stretch& piece = plan.pieces.all[number];
         const std::size_t offset = replica::offset_of(plan.layout, piece);
         const std::size_t first = piece.first * size_of(reader.dtype());
         flat::Elements elements;
         elements.dtype = reader.dtype();
         elements.count = piece.count;
-        elements.parameter = model_.course().weights() + offset;
+        elements.parameter = memory.weights + offset;
         elements.gradient = reader.read(piece);
         std::vector<double> compensated;  // double for the alignment
-        if (gradient.weights != nullptr) {
+        if (update.seen != nullptr) {
           compensated.resize(piece.count);
           std::memcpy(compensated.data(), elements.gradient, piece.count * size_of(reader.dtype()));
           const auto add = [&](auto zero) {
             using T = decltype(zero);
             compensate(delay_compensation_, static_cast<const T*>(elements.parameter),
-                       reinterpret_cast<const T*>(gradient.weights + offset), piece.count,
+                       reinterpret_cast<const T*>(update.seen + offset), piece.count,
                        reinterpret_cast<T*>(compensated.data()));
           };
           reader.dtype() == DType::kFloat64 ? add(double{}) : add(float{});
           elements.gradient = compensated.data();
         }
-        for (std::size_t memory = 0; memory < trained_.state.count(); ++memory) {
-          const torch::Tensor& values = state[memory * entries + piece.entry];
-          elements.state[trained_.state.state_of(memory)] =
-              static_cast<std::byte*>(values.data_ptr()) + first;
+        for (std::size_t state = 0; state < trained_.state.count(); ++state) {
+          elements.state[trained_.state.state_of(state)] =
+              memory.states[state * entries + piece.entry] + first;
         }
         trained_.groups.rule_of(piece.entry).update(elements, {.number = update.number});
       });
-  give_buffers(gradient.buffers);
 }
 
 }  // namespace lockstep::steps

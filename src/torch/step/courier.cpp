@@ -1,0 +1,268 @@
+#include "torch/step/courier.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "comm/group.h"
+#include "comm/operation.h"
+
+namespace lockstep::steps {
+namespace {
+
+// Between two looks for letters: a task takes milliseconds, and workers may be more than cores.
+constexpr std::chrono::microseconds kShortestRest{20};
+constexpr std::chrono::microseconds kLongestRest{500};
+
+}  // namespace
+
+void Window::post(Request request) {
+  {
+    const base::Lock lock(mutex_);
+    requests_.push_back(std::move(request));
+  }
+  to_courier_.notify_all();
+}
+
+std::optional<Window::Brought> Window::wait_for(const Ready& ready, Deadline deadline,
+                                                const std::function<void()>& waits) {
+  base::Lock lock(mutex_);
+  bool is_first = true;
+  while (!brought_.failure && !ready(brought_)) {
+    if (std::exchange(is_first, false)) waits();
+    if (!lock.wait_until(to_worker_, deadline.when())) return std::nullopt;
+  }
+  if (brought_.failure) std::rethrow_exception(brought_.failure);
+  Brought brought = std::exchange(brought_, {});
+  brought_.ended = brought.ended;  // it may come before the worker asks for it
+  return brought;
+}
+
+void Window::stop() {
+  {
+    const base::Lock lock(mutex_);
+    stopping_ = true;
+  }
+  to_courier_.notify_all();
+}
+
+std::deque<Window::Request> Window::requests() {
+  const base::Lock lock(mutex_);
+  return std::exchange(requests_, {});
+}
+
+void Window::bring(const std::function<void(Brought&)>& change) {
+  {
+    const base::Lock lock(mutex_);
+    change(brought_);
+  }
+  to_worker_.notify_all();
+}
+
+bool Window::rest(std::chrono::microseconds time) {
+  base::Lock lock(mutex_);
+  if (!requests_.empty()) return true;
+  if (stopping_) return false;
+  lock.wait_until(to_courier_, Deadline::after(time).when());
+  return true;
+}
+
+Courier::Courier(const AsynchronousRound::Setting& its, const Cut& cut, Comm& comm)
+    : its_(its),
+      cut_(cut),
+      comm_(comm),
+      owner_(its, cut, comm.rank()),
+      letters_(comm, [this](int from, const Letter& letter) { return bytes_with(from, letter); }) {
+  if (comm_.rank() == kClerk) clerk_.emplace(its_.tasks, comm_.size(), its_.replayed);
+  thread_ = comm::start_thread([this] { run(); });
+}
+
+Courier::~Courier() {
+  window_.stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+Window::Brought Courier::wait_for(const Window::Ready& ready) {
+  bool waited = false;
+  auto brought = window_.wait_for(ready, Deadline::after(comm_.timeout()), [&] {
+    waited = true;
+    its_.waits(true);
+  });
+  if (waited) its_.waits(false);
+  if (brought) return *std::move(brought);
+  const Timeout error(
+      fmt::format(
+          "rank {} has waited for {} ms in an asynchronous round: another worker is slow, or "
+          "stopped; give more --timeout",
+          comm_.rank(), comm_.timeout().count()),
+      {comm_.rank()});
+  comm::Inside::fail(comm_, error);
+  throw error;
+}
+
+plan::Clerk::Answer Courier::ask() {
+  window_.post([this] { tell_clerk({.kind = Letter::Kind::kAsk}); });
+  return *wait_for([](const auto& brought) { return brought.answer.has_value(); }).answer;
+}
+
+void Courier::take(std::int64_t task, SliceMemory& weights, Letterbox::Bytes& buffers) {
+  window_.post([this, task, to = &weights, buffers_to = &buffers] {
+    weights_ = to;
+    buffers_ = buffers_to;
+    tell_clerk({.kind = Letter::Kind::kTake, .task = task});
+  });
+  wait_for([this](const auto& brought) { return brought.slices == comm_.size(); });
+}
+
+void Courier::give(std::int64_t task, double factor, const plan::TaskLoss& loss,
+                   std::vector<Letterbox::Bytes> parts) {
+  // Shared, because a function must be copyable.
+  auto shared = std::make_shared<std::vector<Letterbox::Bytes>>(std::move(parts));
+  window_.post([this, task, factor, loss, parts = std::move(shared)] {
+    for (int owner = 0; owner < comm_.size(); ++owner) {
+      Letterbox::Bytes& part = (*parts)[static_cast<std::size_t>(owner)];
+      if (owner == comm_.rank()) {
+        owner_.receive(task, factor, std::move(part));
+        continue;
+      }
+      letters_.send(owner, {.kind = Letter::Kind::kGradient, .task = task, .factor = factor},
+                    std::move(part));
+    }
+    tell_clerk({.kind = Letter::Kind::kDone, .task = task, .loss = loss});
+  });
+}
+
+plan::TaskLoss Courier::end() {
+  wait_for([](const auto& brought) { return brought.ended; });
+  thread_.join();
+  return *loss_;
+}
+
+void Courier::run() noexcept {
+  try {
+    for (auto rest = kShortestRest; !loss_;) {
+      if (carry())
+        rest = kShortestRest;
+      else if (!window_.rest(std::exchange(rest, std::min(rest * 2, kLongestRest))))
+        return;
+    }
+    letters_.flush();
+    window_.bring([](auto& brought) { brought.ended = true; });
+  } catch (const Error& error) {
+    comm::Inside::fail(comm_, error);
+    window_.bring([](auto& brought) { brought.failure = std::current_exception(); });
+  } catch (const std::exception& error) {
+    comm_.leave(error.what());
+    window_.bring([](auto& brought) { brought.failure = std::current_exception(); });
+  }
+}
+
+// Whether there was something to do.
+bool Courier::carry() {
+  bool did = do_requests();
+  while (auto received = letters_.receive()) {
+    handle(std::move(*received));
+    did = true;
+  }
+  return follow_log() || did;
+}
+
+bool Courier::do_requests() {
+  const auto requests = window_.requests();
+  for (const auto& request : requests) request();
+  return !requests.empty();
+}
+
+bool Courier::follow_log() {
+  bool did = false;
+  while (const auto entry = owner_.follow()) {
+    did = true;
+    if (entry->kind == plan::Clerk::LogEntry::Kind::kEnd) {
+      loss_ = entry->loss;
+      return true;
+    }
+    if (entry->kind != plan::Clerk::LogEntry::Kind::kGive) continue;
+    if (entry->worker == comm_.rank())
+      put_weights(comm_.rank(), owner_.given());
+    else
+      letters_.send(entry->worker, {.kind = Letter::Kind::kWeights}, owner_.given());
+  }
+  return did;
+}
+
+void Courier::put_weights(int owner, const Letterbox::Bytes& bytes) {
+  const Slice& slice = cut_.of(owner);
+  weights_->put(slice, bytes.data());
+  if (cut_.buffers_of(owner) > 0)
+    buffers_->assign(bytes.begin() + static_cast<std::ptrdiff_t>(slice.bytes()), bytes.end());
+  window_.bring([](auto& brought) { ++brought.slices; });
+}
+
+std::size_t Courier::bytes_with(int from, const Letter& letter) const {
+  if (letter.kind == Letter::Kind::kWeights) return cut_.given_by(from);
+  return letter.kind == Letter::Kind::kGradient ? cut_.sent_to(comm_.rank()) : 0;
+}
+
+void Courier::handle(Letterbox::Received received) {
+  const Letter& letter = received.letter;
+  switch (letter.kind) {
+    case Letter::Kind::kAnswer:
+      window_.bring([&](auto& brought) { brought.answer = letter.answer; });
+      break;
+    case Letter::Kind::kLog:
+      owner_.enter(letter.entry);
+      break;
+    case Letter::Kind::kGradient:
+      owner_.receive(letter.task, letter.factor, std::move(received.bytes));
+      break;
+    case Letter::Kind::kWeights:
+      put_weights(received.from, received.bytes);
+      break;
+    case Letter::Kind::kAsk:
+    case Letter::Kind::kTake:
+    case Letter::Kind::kDone:
+      handle_by_clerk(received.from, letter);
+      break;
+  }
+}
+
+void Courier::tell_clerk(const Letter& letter) {
+  if (clerk_)
+    handle_by_clerk(comm_.rank(), letter);
+  else
+    letters_.send(kClerk, letter);
+}
+
+void Courier::handle_by_clerk(int from, const Letter& letter) {
+  const bool is_known = letter.task >= 0 && letter.task < its_.tasks.count();
+  if (!clerk_ || !is_known)
+    throw Mismatch(fmt::format("rank {} sent a letter that no asynchronous round has", from),
+                   {from});
+  if (letter.kind == Letter::Kind::kAsk)
+    clerk_->ask(from);
+  else if (letter.kind == Letter::Kind::kTake)
+    clerk_->take(from, letter.task);
+  else
+    clerk_->done(from, letter.task, letter.loss);
+  speak_for_clerk();
+}
+
+void Courier::speak_for_clerk() {
+  for (const plan::Clerk::Answer& answer : clerk_->answers()) {
+    if (answer.worker == comm_.rank())
+      window_.bring([&](auto& brought) { brought.answer = answer; });
+    else
+      letters_.send(answer.worker, {.kind = Letter::Kind::kAnswer, .answer = answer});
+  }
+  for (const plan::Clerk::LogEntry& entry : clerk_->log()) {
+    for (int owner = 0; owner < comm_.size(); ++owner) {
+      if (owner != comm_.rank()) letters_.send(owner, {.kind = Letter::Kind::kLog, .entry = entry});
+    }
+    owner_.enter(entry);
+  }
+}
+
+}  // namespace lockstep::steps

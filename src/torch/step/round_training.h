@@ -1,0 +1,77 @@
+// What training in an asynchronous round computes: the gradient of a task, and updates of weights, wherever these are.
+#pragma once
+
+#include <lockstep/local_steps.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "torch/divergence/watch.h"
+#include "torch/optim/update.h"
+#include "torch/replica/gradient_source.h"
+#include "torch/step/local_model.h"
+
+namespace lockstep::steps {
+
+// Memories with the layout of the model, or the part of them that an update touches.
+struct RoundMemory {
+  std::byte* weights = nullptr;
+  std::byte* sum = nullptr;  // with backups: of the gradients of a step
+  std::vector<std::byte*>
+      states;  // of the optimizer: by memory, then by entry, where the entry begins
+};
+
+// A tensor like another one, in memory that begins there. Dense, even if the other is not.
+torch::Tensor tensor_at(std::byte* first, const torch::Tensor& like);
+
+// Of one model.
+//
+// Threads:   one caller at a time for gradient(), keep(), release() and factor_of(), and one for add() and apply().
+// Blocking:  never.
+// Failure:   factor_of(): BadInput for a gradient that is not finite and is to be clipped.
+// Ownership: borrows the model, which outlives it.
+class RoundTraining {
+ public:
+  RoundTraining(LocalModel& model, double delay_compensation);
+
+  // What backward has left, and the weights that it began with if delays are compensated: memory of the model, until
+  // release() or until the model gets other weights. keep() copies it.
+  struct Gradient {
+    const std::byte* values = nullptr;
+    const std::byte* weights = nullptr;
+    std::vector<std::byte> buffers;
+    std::vector<std::byte> kept_values, kept_weights;
+  };
+  Gradient gradient();
+  void keep(Gradient& gradient) const;
+  void release();
+
+  // What an update multiplies these gradients by: 1 / `divisor`, and less if they are clipped.
+  double factor_of(const std::byte* values, double divisor) const;
+
+  using Pieces = divergence::PieceRange;
+  Pieces all_pieces() const;
+  // Adds gradients, times a weight, to the sum; the first are written there.
+  void add(const RoundMemory& memory, Pieces pieces, const std::byte* values, double weight,
+           bool first) const;
+  struct Update {
+    const std::byte* gradient = nullptr;
+    const std::byte* seen =
+        nullptr;        // the weights that it was computed from; null: delays are not compensated
+    double factor = 1;  // factor_of()
+    std::int64_t number = 0;  // of the optimizer's steps since the job began, from 1
+    double rate = 1;          // of the learning rate
+  };
+  void apply(const RoundMemory& memory, Pieces pieces, const Update& update);
+
+ private:
+  replica::GradientSource source_of(const std::byte* values, double factor) const;
+  double norm_of(const replica::GradientSource& source, optim::Norm norm) const;
+
+  LocalModel& model_;
+  optim::Trained& trained_;    // of its inner optimizer
+  double delay_compensation_;  // Asynchronous
+};
+
+}  // namespace lockstep::steps

@@ -1,0 +1,64 @@
+// A worker's slice of the weights and of the optimizer's state in an asynchronous round without shared memory, and the log that says
+// what becomes of it (plan/clerk.h).
+#pragma once
+
+#include <lockstep/comm.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "plan/clerk.h"
+#include "torch/step/asynchronous_round.h"
+#include "torch/step/letters.h"
+#include "torch/step/slices.h"
+
+namespace lockstep::steps {
+
+// Threads:   one caller at a time.
+// Blocking:  gather(), which is collective; at most the Comm's timeout.
+// Failure:   gather() as Comm.
+// Ownership: borrows the setting and the cut.
+class SliceOwner {
+ public:
+  using Bytes = Letterbox::Bytes;
+  // It begins with the weights and the state that the model has.
+  SliceOwner(const AsynchronousRound::Setting& its, const Cut& cut, int rank);
+
+  void enter(const plan::Clerk::LogEntry& entry) { log_.push_back(entry); }
+  // A part of a gradient has come (Cut).
+  void receive(std::int64_t task, double factor, Bytes bytes) {
+    gradients_.emplace(task, Arrived{factor, std::move(bytes)});
+  }
+  // Does what is next in the log, and returns it. Nothing: it has to wait for a gradient, or there is nothing to do.
+  std::optional<plan::Clerk::LogEntry> follow();
+  Bytes given() const;
+
+  // At the end of a round: everybody gets everything from its owner.
+  void gather(Comm& comm);
+  const std::byte* weights() const { return weights_.data(); }
+  const std::vector<SliceMemory>& states() const { return states_; }
+  const Bytes& buffers() const { return buffers_; }
+
+ private:
+  struct Arrived {
+    double factor = 1;
+    Bytes bytes;
+  };
+  void update(const plan::Clerk::LogEntry& entry, const Arrived& arrived);
+
+  const AsynchronousRound::Setting& its_;
+  const Cut& cut_;
+  int rank_;
+  SliceMemory weights_, sum_, gradient_, seen_;
+  std::vector<SliceMemory> states_;  // by memory of the optimizer
+  Bytes buffers_;
+  RoundMemory memory_;
+  std::deque<plan::Clerk::LogEntry> log_;
+  std::map<std::int64_t, Arrived> gradients_;  // by task: that have come and were not used yet
+};
+
+}  // namespace lockstep::steps
