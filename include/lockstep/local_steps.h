@@ -54,7 +54,7 @@ struct Asynchronous {
 
 // Streaming DiLoCo (Douillard et al. 2025): an exchange is that of one fragment of the model, while training goes on.
 //
-// A fragment is some consecutive parameters, and all have about as many bytes. Round r sends what shards have changed in fragment
+// A fragment is some consecutive parameters, all of about the same size. Round r sends what shards have changed in fragment
 // r mod `fragments` until the round began, and trains meanwhile. When it has ended, the fragment is updated, and every
 // shard mixes it with its own weights. So what comes is late by one round. The last round of a loop exchanges all fragments,
 // when it has ended, and is not late.

@@ -35,18 +35,17 @@ void Clerk::done(int worker, std::int64_t task, const TaskLoss& loss) {
   answer_all();  // the bound may allow more
 }
 
-bool Clerk::none_left() {
+bool Clerk::none_left() const {
   return replay_ ? book_.counts().claimed == static_cast<std::int64_t>(replay_->pulls.size())
                  : book_.all_claimed();
 }
 
 // In the order in which they took weights, if that is replayed.
 std::optional<std::int64_t> Clerk::next_task() {
-  if (none_left()) return std::nullopt;
   if (replay_) {
+    if (none_left()) return std::nullopt;
     const auto number = replay_->pulls[static_cast<std::size_t>(book_.claim_next())];
-    const OrderedUpdate& update = replay_->order->updates[number];
-    return tasks_.number({update.step - tasks_.steps().first, update.shard});
+    return tasks_.number(replay_->order->updates[number]);
   }
   const auto task = book_.claim();
   if (!task) return std::nullopt;
@@ -77,22 +76,19 @@ void Clerk::give(std::int64_t task) {
 
 void Clerk::update(std::int64_t task) {
   const OfTask& its = of(task);
-  const TaskBook::Entry entry = book_.enter(tasks_.task(task), its.seen, *its.loss);
-  if (!entry.counts) dropped_[static_cast<std::size_t>(its.worker)] = true;
+  const TaskBook::Effect effect = book_.enter(tasks_.task(task), its.seen, *its.loss);
+  if (!effect.counts) dropped_[static_cast<std::size_t>(its.worker)] = true;
   log_.push_back({.kind = LogEntry::Kind::kUpdate,
                   .worker = its.worker,
                   .task = task,
-                  .update = entry,
+                  .effect = effect,
                   .loss = *its.loss});
 }
 
 // Gives weights and makes updates as far as the workers are ready for what is next.
 void Clerk::follow_order() {
   const RoundOrder& order = *replay_->order;
-  const auto task_of = [&](std::size_t number) {
-    const OrderedUpdate& update = order.updates[number];
-    return tasks_.number({update.step - tasks_.steps().first, update.shard});
-  };
+  const auto task_of = [&](std::size_t number) { return tasks_.number(order.updates[number]); };
   while (!book_.is_complete()) {
     const auto number = static_cast<std::size_t>(book_.counts().updates);
     if (replay_->given < replay_->pulls_before[number]) {

@@ -22,7 +22,7 @@ namespace lockstep::plan {
 //
 // Threads:   one caller at a time.
 // Blocking:  never.
-// Failure:   none; the caller looks at the numbers of workers and tasks.
+// Failure:   none: the caller has checked the numbers of workers and tasks.
 // Ownership: borrows the tasks.
 class Clerk {
  public:
@@ -45,9 +45,9 @@ class Clerk {
     Kind kind = Kind::kGive;
     int worker = 0;  // that gets weights, or whose gradient it is
     std::int64_t task = 0;
-    std::int64_t seen = 0;        // kGive: how many updates are in the weights
-    TaskBook::Entry update = {};  // kUpdate: what becomes of the gradient
-    TaskLoss loss = {};           // kUpdate: of the task; kEnd: of the round
+    std::int64_t seen = 0;         // kGive: how many updates are in the weights
+    TaskBook::Effect effect = {};  // kUpdate: what becomes of the gradient
+    TaskLoss loss = {};            // kUpdate: of the task; kEnd: of the round
   };
   // What there is to say since the last call.
   std::vector<Answer> answers();
@@ -69,7 +69,7 @@ class Clerk {
   };
   OfTask& of(std::int64_t task) { return of_tasks_[static_cast<std::size_t>(task)]; }
   std::optional<std::int64_t> next_task();
-  bool none_left();
+  bool none_left() const;  // after next_task()
   void answer_all();
   void give(std::int64_t task);
   void update(std::int64_t task);

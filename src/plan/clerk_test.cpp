@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <utility>
@@ -106,11 +107,11 @@ void expect_sound(const RoundTasks& tasks, int workers, const Round& round) {
       continue;
     }
     ASSERT_TRUE(seen.contains(entry.task)) << "an update without weights";
-    if (!entry.update.counts) continue;
+    if (!entry.effect.counts) continue;
     const Task task = tasks.task(entry.task);
     order.push_back({tasks.steps().first + task.step, task.shard, seen[entry.task]});
     ++updates;
-    if (entry.update.moves) in_weights = updates;
+    if (entry.effect.moves) in_weights = updates;
     all.sum += entry.loss.sum;
     all.samples += entry.loss.samples;
   }
@@ -174,7 +175,7 @@ TEST(Clerk, WithBackupsWhatComesTooLateIsDroppedAndItsWorkerHears) {
     const Round round = run(tasks, 4, seed);
     std::map<int, int> in_log;
     for (const auto& entry : round.log)
-      if (entry.kind == Kind::kUpdate && !entry.update.counts) ++in_log[entry.worker];
+      if (entry.kind == Kind::kUpdate && !entry.effect.counts) ++in_log[entry.worker];
     for (const auto& [worker, count] : round.dropped) {
       EXPECT_EQ(count, in_log[worker]);
       dropped += count;
@@ -201,6 +202,31 @@ TEST(Clerk, AReplayGivesTheSameOrderToAnyNumberOfWorkers) {
   }
 }
 
+// Whatever order a file has: if it fits, nobody waits for ever.
+TEST(Clerk, AReplayOfAnyOrderThatFitsEnds) {
+  const RoundTasks tasks = tasks_with(stale(Asynchronous::kUnbounded));
+  std::mt19937 random(7);
+  for (int turn = 0; turn < 200; ++turn) {
+    RoundOrder order{tasks.steps(), {}};
+    std::vector<std::int64_t> all;
+    for (std::int64_t task = 0; task < tasks.count(); ++task)
+      if (tasks.samples(task) > 0) all.push_back(task);
+    std::shuffle(all.begin(), all.end(), random);
+    for (const std::int64_t number : all) {
+      const Task task = tasks.task(number);
+      const auto before = static_cast<std::int64_t>(order.updates.size());
+      order.updates.push_back({tasks.steps().first + task.step, task.shard,
+                               static_cast<std::int64_t>(random() % (before + 1))});
+    }
+    ASSERT_EQ(tasks.misfit(order), "");
+    for (int workers = 1; workers <= 5; ++workers) {
+      const Round again = run(tasks, workers, static_cast<unsigned>(turn), &order);
+      expect_sound(tasks, workers, again);
+      EXPECT_EQ(again.order, order);
+    }
+  }
+}
+
 TEST(Clerk, AWorkerAloneSeesAllUpdatesBefore) {
   const RoundTasks tasks = tasks_with(stale(Asynchronous::kUnbounded));
   std::int64_t number = 0;
@@ -213,7 +239,7 @@ TEST(Clerk, AnUpdateHasThePartOfTheLearningRateThatItsSamplesAre) {
   std::vector<double> rates;
   for (const auto& entry : run(tasks, 1, 1).log)
     if (entry.kind == Kind::kUpdate && tasks.task(entry.task).step == kSteps - 1)
-      rates.push_back(entry.update.rate);
+      rates.push_back(entry.effect.rate);
   EXPECT_THAT(rates, ElementsAre(8.0 / 27, 8.0 / 27, 8.0 / 27, 3.0 / 27));
 }
 

@@ -54,7 +54,7 @@ class Rounds {
   int fragments_ = 1;
 };
 
-// Consecutive items in so many groups with about as many bytes each: the end of each group. No group is empty if there are as many
+// Consecutive items in so many groups of about the same number of bytes each: the end of each group. No group is empty if there are as many
 // items with bytes.
 std::vector<std::size_t> fragment_ends(std::span<const std::size_t> bytes, int fragments);
 

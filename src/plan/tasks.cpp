@@ -35,7 +35,7 @@ std::string RoundTasks::misfit(const RoundOrder& order) const {
                        steps_.first, order.steps.end, steps_.end);
   }
   for (const OrderedUpdate& update : order.updates) {
-    if (samples(number({update.step - steps_.first, update.shard})) > 0) continue;
+    if (samples(number(update)) > 0) continue;
     return fmt::format("shard {} has no samples in step {}", update.shard, update.step);
   }
   if (static_cast<std::int64_t>(order.updates.size()) != updates() ||
@@ -63,16 +63,16 @@ void TaskBook::clear() {
   std::fill_n(memory_.losses, tasks_.count(), TaskLoss());
 }
 
-bool TaskBook::all_claimed() {
+void TaskBook::skip() {
   Counts& counts = *memory_.counts;
   for (; counts.claimed < tasks_.count(); ++counts.claimed) {
     const bool is_open = tasks_.task(counts.claimed).step >= counts.first_open;
-    if (is_open && tasks_.samples(counts.claimed) > 0) return false;
+    if (is_open && tasks_.samples(counts.claimed) > 0) return;
   }
-  return true;
 }
 
 std::optional<Task> TaskBook::claim() {
+  skip();
   if (all_claimed()) return std::nullopt;
   const Task next = tasks_.task(counts().claimed);
   const std::int64_t staleness = tasks_.rule().staleness;
@@ -87,7 +87,7 @@ std::int64_t TaskBook::begin() {
   return counts().in_weights;
 }
 
-TaskBook::Entry TaskBook::enter(const Task& task, std::int64_t seen, const TaskLoss& loss) {
+TaskBook::Effect TaskBook::enter(const Task& task, std::int64_t seen, const TaskLoss& loss) {
   Counts& counts = *memory_.counts;
   if (task.step < counts.first_open) return {};
   memory_.losses[tasks_.number(task)] = loss;
@@ -95,26 +95,26 @@ TaskBook::Entry TaskBook::enter(const Task& task, std::int64_t seen, const TaskL
   ++of_step.tasks;
   of_step.samples += loss.samples;
   const bool is_last = of_step.tasks == tasks_.needed(task.step);
-  Entry entry{.counts = true};
+  Effect effect{.counts = true};
   if (tasks_.rule().backups > 0) {
-    entry.adds = true;
-    entry.first = of_step.tasks == 1;
-    entry.moves = is_last;
-    entry.number = task.step + 1;
-    entry.divisor = of_step.samples;
+    effect.adds = true;
+    effect.first = of_step.tasks == 1;
+    effect.moves = is_last;
+    effect.number = task.step + 1;
+    effect.divisor = of_step.samples;
   } else {
-    entry.moves = true;
-    entry.number = counts.updates + 1;
-    entry.rate = loss.samples / static_cast<double>(tasks_.samples_of_step(task.step));
+    effect.moves = true;
+    effect.number = counts.updates + 1;
+    effect.rate = loss.samples / static_cast<double>(tasks_.samples_of_step(task.step));
     if (tasks_.rule().slows_if_stale)
-      entry.rate *= rate_if_stale(counts.updates - seen, tasks_.shards());
+      effect.rate *= rate_if_stale(counts.updates - seen, tasks_.shards());
   }
   memory_.updates[counts.updates++] = {tasks_.steps().first + task.step, task.shard, seen};
-  if (entry.moves) counts.in_weights = counts.updates;
+  if (effect.moves) counts.in_weights = counts.updates;
   while (counts.first_open < tasks_.steps().size() &&
          memory_.steps[counts.first_open].tasks == tasks_.needed(counts.first_open))
     ++counts.first_open;
-  return entry;
+  return effect;
 }
 
 TaskLoss TaskBook::loss() const {

@@ -45,6 +45,9 @@ class RoundTasks {
     return {number / shards_, static_cast<int>(number % shards_)};
   }
   std::int64_t number(const Task& task) const { return task.step * shards_ + task.shard; }
+  std::int64_t number(const OrderedUpdate& update) const {
+    return number(Task{update.step - steps_.first, update.shard});
+  }
   std::int64_t samples(std::int64_t number) const {
     return samples_[static_cast<std::size_t>(number)];
   }
@@ -108,34 +111,34 @@ class TaskBook {
   void clear();
 
   const Counts& counts() const { return *memory_.counts; }
-  // Skips what nobody must take: tasks without samples, and with backups those of steps that are done.
-  bool all_claimed();
-  // The next task; nothing if there is none, or if the bound on staleness forbids it for now.
+  // The next task that somebody must take: one with samples, and with backups of a step that is not done. Nothing: there is none,
+  // or the bound on staleness forbids it for now.
   std::optional<Task> claim();
+  bool all_claimed() const { return counts().claimed >= tasks_.count(); }  // after claim()
   // In a replay tasks are claimed in another order.
   std::int64_t claim_next() { return memory_.counts->claimed++; }
   // A task takes the weights; returns how many updates are in them.
   std::int64_t begin();
 
   // What is to be done with a gradient.
-  struct Entry {
-    bool counts = false;  // no: it is dropped
-    bool adds = false;    // with backups: to the sum of its step,
-    bool first = false;   // which is empty
-    bool moves = false;   // the weights
-    // Of that update: of the optimizer's steps in this round, from 1 on; the part of the learning rate; what the sum is divided by.
-    std::int64_t number = 0;
-    double rate = 1;
-    double divisor = 1;
+  struct Effect {
+    bool counts = false;      // no: it is dropped
+    bool adds = false;        // with backups: it is added to the sum of its step
+    bool first = false;       // that sum is empty
+    bool moves = false;       // the weights are updated
+    std::int64_t number = 0;  // of the update, from 1 on: the optimizer's steps in this round
+    double rate = 1;          // the part of the learning rate that the update has
+    double divisor = 1;       // of the sum of the step
   };
   // The gradient of a task has come, which has seen so many updates.
-  Entry enter(const Task& task, std::int64_t seen, const TaskLoss& loss);
+  Effect enter(const Task& task, std::int64_t seen, const TaskLoss& loss);
 
   bool is_complete() const { return counts().updates == tasks_.updates(); }
   TaskLoss loss() const;  // of all that count, added up in the order of tasks
   RoundOrder order() const;
 
  private:
+  void skip();
   const RoundTasks& tasks_;
   Memory memory_;
 };

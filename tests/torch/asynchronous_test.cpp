@@ -356,28 +356,94 @@ TEST(AsynchronousJob, AReplayGoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
   }
 }
 
+// The rate of an update is that of its step, whoever makes it; a loss that looks sees its own step's.
+TEST(AsynchronousJob, AnUpdateHasTheRateOfItsStep) {
+  const auto rate = [](std::int64_t step) { return 1e-3 * static_cast<double>(step + 1); };
+  const auto run = [&](World& world, const How& how) {
+    Job job(world, options_of(how));
+    auto net = net_of(how.model);
+    auto model = data_parallel(net, world);
+    optim::SGD optimizer(model, optim::SGDOptions{.lr = 1, .momentum = 0.9},
+                         {{{net->parameters()[0]}, optim::SGDOptions{.lr = 0.5, .momentum = 0.9}}});
+    torch::optim::StepLR scheduler(optimizer, 1000, 0.1);  // it is looked at, too
+    Step step(job, "train", {&optimizer},
+              [&](const Shard& shard) {
+                EXPECT_EQ(optimizer.lr(), rate(shard.step));
+                return models::loss(*net, shard.batch);
+              },
+              {.learning_rate = rate});
+    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps}))
+      step(batch);
+    EXPECT_EQ(optimizer.lr(), rate(how.steps - 1));
+    return job.weights_sha256();
+  };
+  const Folder folder;
+  const How how{.local = kFree};
+  const std::string order = folder / "order";
+  const std::string expected =
+      same_on_all(4, "shm", [&](World& world) { return run(world, recording(how, order)); });
+  for (const auto& [engine, workers] :
+       {std::pair("tcp", 3), std::pair("shm", 2), std::pair("thread", 1)}) {
+    EXPECT_EQ(same_on_all(workers, engine,
+                          [&](World& world) { return run(world, replaying(how, order)); }),
+              expected)
+        << workers << " workers, " << engine;
+  }
+}
+
+// Some own nothing then. The parameter is of float64, and does not lie in memory row by row.
+TEST(AsynchronousJob, WorkersMayBeMoreThanThereArePieces) {
+  const auto run = [](World& world, const How& how) {
+    Job job(world, options_of(how));
+    const torch::Tensor weights =
+        torch::ones({kClasses, 10}, torch::kFloat64).t().mul_(0.1).set_requires_grad(true);
+    Replica model(world, {{"weights", weights}}, {});
+    optim::AdamW optimizer(model, {.lr = 1e-2});
+    Step step(job, "train", {&optimizer}, [&](const Shard& shard) {
+      const auto outputs = shard.batch.data.to(torch::kFloat64).mm(weights);
+      return torch::nn::functional::cross_entropy(outputs, shard.batch.target);
+    });
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = how.steps})) step(batch);
+    return job.weights_sha256();
+  };
+  const Folder folder;
+  const How how{.local = kFree};
+  const std::string order = folder / "order";
+  const std::string expected =
+      same_on_all(4, "tcp", [&](World& world) { return run(world, recording(how, order)); });
+  for (const auto& [engine, workers] : {std::pair("tcp", 3), std::pair("shm", 2)}) {
+    EXPECT_EQ(same_on_all(workers, engine,
+                          [&](World& world) { return run(world, replaying(how, order)); }),
+              expected)
+        << workers << " workers, " << engine;
+  }
+}
+
 // Nobody waits for a task of a worker that has failed.
 TEST(AsynchronousJob, IfOneWorkersLossThrowsTheOthersHearOfIt) {
-  for (const char* const engine : {"shm", "tcp"}) {
+  for (const auto& [engine, failing] :
+       {std::pair("shm", 1), std::pair("tcp", 1), std::pair("tcp", 0)}) {
     const auto outcomes = outcomes_in_world(
         3,
-        [&](World& world) {
+        [&, failing = failing](World& world) {
           const How how{.local = LocalSteps::stale(Asynchronous::kUnbounded, 20), .shards = 3};
           JobOptions options = options_of(how);
           options.global_batch = 15;
           Job job(world, options);
           One one(world, how.model);
           Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
-            if (world.rank() == 1 && shard.step > 3) throw BadInput("this worker cannot");
+            if (world.rank() == failing && shard.step > 3) throw BadInput("this worker cannot");
             return models::loss(*one.net, shard.batch);
           });
           for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20}))
             step(batch);
         },
         engine);
-    EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 has left the world"));
-    EXPECT_THAT(outcomes[1].text, HasSubstr("this worker cannot"));
-    EXPECT_THAT(outcomes[2].text, HasSubstr("rank 1 has left the world"));
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].text,
+                  HasSubstr(rank == failing ? "this worker cannot"
+                                            : fmt::format("rank {} has left the world", failing)));
+    }
   }
 }
 

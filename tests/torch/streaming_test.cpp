@@ -5,8 +5,11 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -249,6 +252,34 @@ TEST(StreamingJob, SendsOneFragmentAtATime) {
     EXPECT_TRUE(!changed(1, 0) && changed(1, last));
     EXPECT_TRUE(changed(2, 0) && !changed(2, last));
   });
+}
+
+// Nobody waits for a fragment before the end of the round: not for its bytes, and not for the worker that sends it last. In step 5
+// the last shard has no samples.
+TEST(StreamingJob, ShardsTrainWhileTheirFragmentTravels) {
+  for (const auto& [local, round] : {std::pair(LocalSteps::streaming_diloco(4, 2), 4),
+                                     std::pair(LocalSteps::streaming_diloco(2, 2), 5)}) {
+    SCOPED_TRACE(to_string(local));
+    std::atomic<bool> late_has_come{false};
+    std::atomic<int> trained_before{0};
+    in_world(2, "tcp", [&, &local = local, first = round](World& world) {
+      const How how{.local = local};
+      Job job(world, options_of(how));
+      One one(world, how.model);
+      Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+        if (world.rank() == 0 && shard.step >= first && !late_has_come) ++trained_before;
+        return models::loss(*one.net, shard.batch);
+      });
+      for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 12})) {
+        if (world.rank() == 1 && batch.step() == first) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(500));
+          late_has_come = true;
+        }
+        step(batch);
+      }
+    });
+    EXPECT_GT(trained_before, 0);
+  }
 }
 
 TEST(StreamingJob, WhatMakesNoSenseIsRefusedByName) {

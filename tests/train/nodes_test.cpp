@@ -87,6 +87,29 @@ TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
+// Workers own slices of the weights while there are two hosts, though those of one host could share memory; and at the end one
+// worker is left, who has all of them. The order explains it all.
+TEST_F(TrainNodes, AsynchronousStepsOfTwoHostsAreReplayedOnOne) {
+  const std::vector<std::string> job = {"--steps", "300",      "--staleness", "2",    "--round",
+                                        "10",      "--shards", "4",           "--lr", "0.01"};
+  auto elastic = job;
+  elastic.insert(elastic.end(), {"--max-restarts", "9", "--checkpoint", "none", "--faults",
+                                 "kill@20:2:small", "--order", path("order")});
+  auto first_job = elastic;
+  first_job.insert(first_job.end(), {"--report", path("two.json")});
+  Command first = node(0, 1, first_job);
+  Command second = node(1, 2, elastic);
+  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(60))) << first.err();
+  ::kill(second.pid(), SIGKILL);
+  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
+  EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
+  EXPECT_THAT(first.err(), HasSubstr("1 worker goes on"));
+  auto replay = job;
+  replay.insert(replay.end(), {"--checkpoint", "none", "--replay", path("order")});
+  EXPECT_EQ(hash_in("two.json"), hash_alone(replay));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
 // A scheduler wants the other host back: its workers leave between two batches, and no step is repeated.
 TEST_F(TrainNodes, AHostThatIsToldToEndLeavesAndChangesNoBit) {
   const std::vector<std::string> job = {"--steps", "150"};

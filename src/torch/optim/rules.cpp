@@ -216,7 +216,7 @@ flat::element::Trust trust_of(const LAMBOptions&) {
 template <typename Options>
 class RuleOf : public Rule {
  public:
-  explicit RuleOf(const Options& options) : options_(options) {
+  explicit RuleOf(const Options& options) : options_(options), lr_(options.lr) {
     check(options.lr >= 0, "lr", options.lr, "0 or more");
     check(options.weight_decay >= 0, "weight_decay", options.weight_decay, "0 or more");
     check_own(options);
@@ -248,30 +248,37 @@ class RuleOf : public Rule {
     }
     return used;
   }
-  double lr() const override { return options_.lr; }
-  void set_lr(double lr) override { options_.lr = lr; }
+  double lr() const override { return lr_; }
+  void set_lr(double lr) override { lr_ = lr; }
   std::string options() const override { return words(options_); }
   std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const override {
-    return std::make_unique<decltype(torch_options(options_))>(torch_options(options_));
+    return std::make_unique<decltype(torch_options(options_))>(torch_options(with(lr_)));
   }
   void follow(const torch::optim::OptimizerOptions& given) override {
-    options_.lr = followed(torch_options(options_), given);
+    lr_ = followed(torch_options(options_), given);
   }
-  flat::UpdateRule device_rule() const override { return flat::rule_of(step_at(options_, 1)); }
+  flat::UpdateRule device_rule() const override { return flat::rule_of(step_at(with(lr_), 1)); }
   std::vector<std::byte> numbers(std::int64_t step) const override {
-    const auto numbers = flat::element::numbers_of(step_at(options_, step));
+    const auto numbers = flat::element::numbers_of(step_at(with(lr_), step));
     const auto* const first = reinterpret_cast<const std::byte*>(&numbers);
     return {first, first + sizeof numbers};
   }
 
  private:
+  Options with(double lr) const {
+    Options options = options_;
+    options.lr = lr;
+    return options;
+  }
+  // A step that has a rate of its own may be taken while another thread sets the rule's.
   auto at(AtStep step) const {
-    auto numbers = step_at(options_, step.number);
+    auto numbers = step_at(with(step.lr ? *step.lr : lr_), step.number);
     if constexpr (requires { numbers.trust; }) numbers.trust = step.trust;
     return numbers;
   }
 
-  Options options_;
+  const Options options_;  // but for the learning rate
+  double lr_;
 };
 
 template <typename Options>

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ using StateNames = std::array<const char*, flat::kMostStates>;
 
 // A step of one parameter.
 struct AtStep {
-  std::int64_t number = 1;  // counts from 1
-  double trust = 1;         // of a layer-wise rule
+  std::int64_t number = 1;        // counts from 1
+  double trust = 1;               // of a layer-wise rule
+  std::optional<double> lr = {};  // in place of the rule's
 };
 
 // Which norm a layer-wise rule needs beside that of the weights, before it writes.

@@ -52,6 +52,7 @@ void Pass::launch_rest(double factor, const Sharded* sharded) {
 void ShardPass::begin_run(std::optional<Sharded> sharded) {
   sharded_ = std::move(sharded);
   divisor_.reset();
+  under_way_.reset();
   active_ = false;
   ran_ = false;
   arrivals_.forget();
@@ -88,15 +89,22 @@ void ShardPass::ready(std::size_t entry, const torch::Tensor& incoming) {
 void ShardPass::end() {
   take_back_moved();
   arrivals_.check_complete();
-  if (reduces_) finish();
+  if (reduces_) send();
   active_ = false;
 }
 
-void ShardPass::finish() {
-  const auto has = parts_.banks->present(arrivals_.reached());
+void ShardPass::send() {
+  under_way_ = parts_.banks->present(arrivals_.reached());
   parts_.banks->in_use().complete();
   parts_.reduction->look();
   launch_rest(1 / *divisor_, sharded());
+  if (waits_ == Waits::kAtEnd) complete();
+}
+
+void ShardPass::complete() {
+  if (!under_way_) return;
+  if (waits_ == Waits::kInComplete) clock_.last_gradient();  // so only this wait is exposed
+  const auto has = *std::exchange(under_way_, std::nullopt);
   if (parts_.may_be_absent()) parts_.banks->find_absent(parts_.comm, has);
   parts_.reduction->wait();
   parts_.banks->hide_absent();
@@ -106,11 +114,11 @@ void ShardPass::finish() {
   clock_.end();
 }
 
-void ShardPass::reduce(double divisor) {
-  divisor_ = divisor;
+void ShardPass::reduce(double divisor, Waits waits) {
+  reduce_next(divisor, waits);
   start(true);
   parts_.banks->in_use().look_again();
-  finish();
+  send();
   active_ = false;
 }
 

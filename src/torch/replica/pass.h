@@ -31,7 +31,7 @@ namespace lockstep::replica {
 // one of each, and its Attachment tells one of the two at a time.
 //
 // Threads:   one caller at a time; hooks run as Attachment says.
-// Blocking:  end() of a pass that reduces, at most the Comm's timeout.
+// Blocking:  end() of a pass that reduces, and ShardPass::complete(), at most the Comm's timeout.
 // Failure:   as Replica.
 // Ownership: borrows the parts and the attachment.
 class Pass : public PassListener {
@@ -157,11 +157,21 @@ class ShardPass : public Pass {
   // gradients twice.
   void await_pass(bool awaited) { awaited_ = awaited; }
 
+  // Where a reduction is waited for: at the end of the pass that begins it, or in complete(), which the program calls later.
+  // Gradients are not to be touched meanwhile.
+  enum class Waits : bool { kAtEnd, kInComplete };
+
   // The next pass reduces, and divides the sum over all shards by `divisor`.
-  void reduce_next(double divisor) { divisor_ = divisor; }
+  void reduce_next(double divisor, Waits waits) {
+    divisor_ = divisor;
+    waits_ = waits;
+  }
 
   // Reduces without a pass: for a worker whose last shard has no samples.
-  void reduce(double divisor);
+  void reduce(double divisor, Waits waits);
+
+  // The averages are there. Does nothing if they are already.
+  void complete();
 
   // Ends a step without a reduction: the update reads everybody's banks. Checks that no gradient is
   // missing. Collective, if gradients may be absent.
@@ -178,11 +188,14 @@ class ShardPass : public Pass {
 
  private:
   void begin() override;
-  void finish();
+  void send();
   const Sharded* sharded() const { return sharded_ ? &*sharded_ : nullptr; }
 
   std::optional<Sharded> sharded_;
   std::optional<double> divisor_;
+  Waits waits_ = Waits::kAtEnd;
+  std::optional<std::vector<std::uint8_t>>
+      under_way_;  // Banks::present(), of a reduction that complete() has to end
   bool awaited_ = false;
   bool ran_ = false;  // whether a pass ran since the last reduction
 };

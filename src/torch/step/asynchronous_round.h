@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "plan/tasks.h"
 #include "torch/step/host_runner.h"
@@ -34,9 +35,8 @@ class AsynchronousRound {
     LocalModel& model;
     RoundTraining& training;
     const plan::RoundTasks& tasks;
-    const plan::RoundOrder* replayed = nullptr;       // null: none
-    std::int64_t first_update = 0;                    // how many updates the job has had before
-    std::function<void(std::int64_t step)> set_rate;  // of the optimizer, for a step of the job
+    const plan::RoundOrder* replayed = nullptr;  // null: none
+    std::int64_t first_update = 0;               // how many updates the job has had before
     // Around a wait for other workers.
     std::function<void(bool begins)> waits;
   };
@@ -62,6 +62,9 @@ class AsynchronousRound {
   };
   virtual Ended end() = 0;
 };
+
+// A worker has waited for this as long as it may: ends the Comm, and throws Timeout.
+[[noreturn]] void give_up_round(Comm& comm, const std::string& what);
 
 std::unique_ptr<AsynchronousRound> make_shared_round(AsynchronousRound::Setting setting);
 std::unique_ptr<AsynchronousRound> make_sent_round(AsynchronousRound::Setting setting);

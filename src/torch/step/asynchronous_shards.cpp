@@ -9,11 +9,11 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "comm/group.h"
 #include "control/doing.h"
 #include "control/faults.h"
 #include "plan/order.h"
@@ -42,7 +42,6 @@ class AsynchronousShards : public HostRunner {
   Round::Setting setting_for(const plan::RoundTasks& tasks);
   Round::Computed compute(const plan::Task& task, Turn& turn);
   void hand_on(Turns& turns, const Round::Ended& ended);
-  void ask_rates(const plan::StepRange& steps);
   void set_rate(std::int64_t step);
   void note_wait(bool begins);
 
@@ -50,8 +49,7 @@ class AsynchronousShards : public HostRunner {
   Asynchronous rule_;
   LocalModel& model_;
   RoundTraining training_;
-  std::int64_t steps_ = 0;                // of the last round
-  std::map<std::int64_t, double> rates_;  // of its steps
+  std::int64_t steps_ = 0;  // of the last round
   std::optional<plan::Order> replay_;
   std::optional<OrderFile> file_;       // of the leader
   std::chrono::nanoseconds waited_{0};  // in the last round
@@ -92,15 +90,8 @@ void AsynchronousShards::note_wait(bool begins) {
                begins ? control::Doing::kWaits : control::Doing::kComputes);
 }
 
-// The schedule is asked before the round: a thread of Lockstep's may set the rates.
-void AsynchronousShards::ask_rates(const plan::StepRange& steps) {
-  rates_.clear();
-  for (std::int64_t step = steps.first; work_.learning_rate && step < steps.end; ++step)
-    rates_[step] = work_.learning_rate(step);
-}
-
 void AsynchronousShards::set_rate(std::int64_t step) {
-  if (work_.learning_rate) model_.inner().set_lr(rates_.at(step));
+  if (work_.learning_rate) model_.inner().set_lr(work_.learning_rate(step));
 }
 
 plan::RoundTasks AsynchronousShards::tasks_of(const Turns& turns) const {
@@ -137,7 +128,6 @@ AsynchronousRound::Setting AsynchronousShards::setting_for(const plan::RoundTask
           .tasks = tasks,
           .replayed = order_for(tasks),
           .first_update = model_.steps() * (rule_.backups > 0 ? 1 : tasks.shards()),
-          .set_rate = [this](std::int64_t step) { set_rate(step); },
           .waits = [this](bool begins) { note_wait(begins); }};
 }
 
@@ -145,7 +135,7 @@ void AsynchronousShards::run(Turns& turns) {
   steps_ = turns.steps();
   waited_ = {};
   const plan::RoundTasks tasks = tasks_of(turns);
-  ask_rates(tasks.steps());
+  training_.set_rates(tasks.steps(), work_.learning_rate);
   const Round::Setting setting = setting_for(tasks);
   turns.before_forward();
   const auto round = model_.has_course() ? make_shared_round(setting) : make_sent_round(setting);
@@ -165,6 +155,7 @@ AsynchronousRound::Computed AsynchronousShards::compute(const plan::Task& task, 
   // In the first step of the round it has struck before all tasks.
   control::Faults& faults = control::Faults::here();
   if (task.step > 0) faults.strike("forward", turn.shard.step);
+  set_rate(turn.shard.step);  // for a loss that looks
   Round::Computed computed{task};
   turn.shard.reports = &computed.reports;
   const torch::Tensor loss = seeded_loss(work_, turn);
@@ -193,6 +184,16 @@ void AsynchronousShards::end_step() {
 }
 
 }  // namespace
+
+void give_up_round(Comm& comm, const std::string& what) {
+  const Timeout error(
+      fmt::format("rank {} has waited {:.1f} s for {} in an asynchronous round: another worker is "
+                  "slow, or stopped; give more --timeout",
+                  comm.rank(), std::chrono::duration<double>(comm.timeout()).count(), what),
+      {comm.rank()});
+  comm::Inside::fail(comm, error);
+  throw error;
+}
 
 std::unique_ptr<ShardRunner> make_asynchronous_shards(ShardWork work) {
   return std::make_unique<AsynchronousShards>(std::move(work));

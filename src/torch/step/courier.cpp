@@ -27,14 +27,13 @@ void Window::post(Request request) {
   to_courier_.notify_all();
 }
 
-std::optional<Window::Brought> Window::wait_for(const Ready& ready, Deadline deadline,
-                                                const std::function<void()>& waits) {
+Window::Brought Window::wait_for(const Ready& ready, Deadline deadline,
+                                 const std::function<void()>& waits) {
   base::Lock lock(mutex_);
-  bool is_first = true;
-  while (!brought_.failure && !ready(brought_)) {
-    if (std::exchange(is_first, false)) waits();
-    if (!lock.wait_until(to_worker_, deadline.when())) return std::nullopt;
-  }
+  bool in_time = true;
+  if (!brought_.failure && !ready(brought_)) waits();
+  while (in_time && !brought_.failure && !ready(brought_))
+    in_time = lock.wait_until(to_worker_, deadline.when());
   if (brought_.failure) std::rethrow_exception(brought_.failure);
   Brought brought = std::exchange(brought_, {});
   brought_.ended = brought.ended;  // it may come before the worker asks for it
@@ -62,12 +61,14 @@ void Window::bring(const std::function<void(Brought&)>& change) {
   to_worker_.notify_all();
 }
 
-bool Window::rest(std::chrono::microseconds time) {
+void Window::rest(std::chrono::microseconds time) {
   base::Lock lock(mutex_);
-  if (!requests_.empty()) return true;
-  if (stopping_) return false;
-  lock.wait_until(to_courier_, Deadline::after(time).when());
-  return true;
+  if (requests_.empty() && !stopping_) lock.wait_until(to_courier_, Deadline::after(time).when());
+}
+
+bool Window::stopped() {
+  const base::Lock lock(mutex_);
+  return stopping_ && requests_.empty();
 }
 
 Courier::Courier(const AsynchronousRound::Setting& its, const Cut& cut, Comm& comm)
@@ -76,7 +77,7 @@ Courier::Courier(const AsynchronousRound::Setting& its, const Cut& cut, Comm& co
       comm_(comm),
       owner_(its, cut, comm.rank()),
       letters_(comm, [this](int from, const Letter& letter) { return bytes_with(from, letter); }) {
-  if (comm_.rank() == kClerk) clerk_.emplace(its_.tasks, comm_.size(), its_.replayed);
+  if (comm_.rank() == Cut::kClerk) clerk_.emplace(its_.tasks, comm_.size(), its_.replayed);
   thread_ = comm::start_thread([this] { run(); });
 }
 
@@ -85,27 +86,20 @@ Courier::~Courier() {
   if (thread_.joinable()) thread_.join();
 }
 
-Window::Brought Courier::wait_for(const Window::Ready& ready) {
+Window::Brought Courier::wait_for(const Window::Ready& ready, const std::string& what) {
   bool waited = false;
   auto brought = window_.wait_for(ready, Deadline::after(comm_.timeout()), [&] {
     waited = true;
     its_.waits(true);
   });
   if (waited) its_.waits(false);
-  if (brought) return *std::move(brought);
-  const Timeout error(
-      fmt::format(
-          "rank {} has waited for {} ms in an asynchronous round: another worker is slow, or "
-          "stopped; give more --timeout",
-          comm_.rank(), comm_.timeout().count()),
-      {comm_.rank()});
-  comm::Inside::fail(comm_, error);
-  throw error;
+  if (!ready(brought)) give_up_round(comm_, what);
+  return brought;
 }
 
 plan::Clerk::Answer Courier::ask() {
   window_.post([this] { tell_clerk({.kind = Letter::Kind::kAsk}); });
-  return *wait_for([](const auto& brought) { return brought.answer.has_value(); }).answer;
+  return *wait_for([](const auto& brought) { return brought.answer.has_value(); }, "a task").answer;
 }
 
 void Courier::take(std::int64_t task, SliceMemory& weights, Letterbox::Bytes& buffers) {
@@ -114,7 +108,8 @@ void Courier::take(std::int64_t task, SliceMemory& weights, Letterbox::Bytes& bu
     buffers_ = buffers_to;
     tell_clerk({.kind = Letter::Kind::kTake, .task = task});
   });
-  wait_for([this](const auto& brought) { return brought.slices == comm_.size(); });
+  const auto all = static_cast<std::size_t>(comm_.size());
+  wait_for([all](const auto& brought) { return brought.slices.size() == all; }, "the weights");
 }
 
 void Courier::give(std::int64_t task, double factor, const plan::TaskLoss& loss,
@@ -136,7 +131,7 @@ void Courier::give(std::int64_t task, double factor, const plan::TaskLoss& loss,
 }
 
 plan::TaskLoss Courier::end() {
-  wait_for([](const auto& brought) { return brought.ended; });
+  wait_for([](const auto& brought) { return brought.ended; }, "the end of the round");
   thread_.join();
   return *loss_;
 }
@@ -144,10 +139,11 @@ plan::TaskLoss Courier::end() {
 void Courier::run() noexcept {
   try {
     for (auto rest = kShortestRest; !loss_;) {
+      if (window_.stopped()) return;
       if (carry())
         rest = kShortestRest;
-      else if (!window_.rest(std::exchange(rest, std::min(rest * 2, kLongestRest))))
-        return;
+      else
+        window_.rest(std::exchange(rest, std::min(rest * 2, kLongestRest)));
     }
     letters_.flush();
     window_.bring([](auto& brought) { brought.ended = true; });
@@ -160,7 +156,7 @@ void Courier::run() noexcept {
   }
 }
 
-// Whether there was something to do.
+// Whether there was something to do. One entry of the log at a time: an update takes longer than a letter.
 bool Courier::carry() {
   bool did = do_requests();
   while (auto received = letters_.receive()) {
@@ -177,20 +173,15 @@ bool Courier::do_requests() {
 }
 
 bool Courier::follow_log() {
-  bool did = false;
-  while (const auto entry = owner_.follow()) {
-    did = true;
-    if (entry->kind == plan::Clerk::LogEntry::Kind::kEnd) {
-      loss_ = entry->loss;
-      return true;
-    }
-    if (entry->kind != plan::Clerk::LogEntry::Kind::kGive) continue;
-    if (entry->worker == comm_.rank())
-      put_weights(comm_.rank(), owner_.given());
-    else
-      letters_.send(entry->worker, {.kind = Letter::Kind::kWeights}, owner_.given());
-  }
-  return did;
+  const auto entry = owner_.follow();
+  if (!entry) return false;
+  if (entry->kind == plan::Clerk::LogEntry::Kind::kEnd) loss_ = entry->loss;
+  if (entry->kind != plan::Clerk::LogEntry::Kind::kGive) return true;
+  if (entry->worker == comm_.rank())
+    put_weights(comm_.rank(), owner_.given());
+  else
+    letters_.send(entry->worker, {.kind = Letter::Kind::kWeights}, owner_.given());
+  return true;
 }
 
 void Courier::put_weights(int owner, const Letterbox::Bytes& bytes) {
@@ -198,7 +189,7 @@ void Courier::put_weights(int owner, const Letterbox::Bytes& bytes) {
   weights_->put(slice, bytes.data());
   if (cut_.buffers_of(owner) > 0)
     buffers_->assign(bytes.begin() + static_cast<std::ptrdiff_t>(slice.bytes()), bytes.end());
-  window_.bring([](auto& brought) { ++brought.slices; });
+  window_.bring([owner](auto& brought) { brought.slices.insert(owner); });
 }
 
 std::size_t Courier::bytes_with(int from, const Letter& letter) const {
@@ -233,7 +224,7 @@ void Courier::tell_clerk(const Letter& letter) {
   if (clerk_)
     handle_by_clerk(comm_.rank(), letter);
   else
-    letters_.send(kClerk, letter);
+    letters_.send(Cut::kClerk, letter);
 }
 
 void Courier::handle_by_clerk(int from, const Letter& letter) {

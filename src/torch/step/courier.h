@@ -11,6 +11,8 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -34,23 +36,24 @@ class Window {
   // What the courier brings to the worker.
   struct Brought {
     std::optional<plan::Clerk::Answer> answer;
-    int slices = 0;  // of the weights that were asked for
+    std::set<int> slices;  // of the weights that were asked for, by their owners
     bool ended = false;
     std::exception_ptr failure = nullptr;
   };
   using Request = std::function<void()>;
   using Ready = std::function<bool(const Brought& brought)>;
 
-  // The worker's. Nothing from wait_for(): the time has come. `waits` is called if there is anything to wait for.
+  // The worker's. wait_for(): what was brought, ready or not if the time has come. `waits` is called if there is anything to
+  // wait for.
   void post(Request request);
-  std::optional<Brought> wait_for(const Ready& ready, Deadline deadline,
-                                  const std::function<void()>& waits);
-  void stop();  // the courier ends when it has done what was asked for
+  Brought wait_for(const Ready& ready, Deadline deadline, const std::function<void()>& waits);
+  void stop();
 
-  // The courier's. False from rest(): it is to end.
+  // The courier's. rest() returns as soon as there is a request. stopped(): it is to end, with what was asked for.
   std::deque<Request> requests();
   void bring(const std::function<void(Brought&)>& change);
-  bool rest(std::chrono::microseconds time);
+  void rest(std::chrono::microseconds time);
+  bool stopped();
 
  private:
   base::Mutex mutex_;
@@ -66,8 +69,6 @@ class Window {
 // Ownership: borrows the setting, the cut and the Comm.
 class Courier {
  public:
-  static constexpr int kClerk = 0;  // the worker that is the clerk
-
   Courier(const AsynchronousRound::Setting& its, const Cut& cut, Comm& comm);
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;
@@ -85,7 +86,7 @@ class Courier {
   plan::RoundOrder order() const { return clerk_ ? clerk_->order() : plan::RoundOrder(); }
 
  private:
-  Window::Brought wait_for(const Window::Ready& ready);
+  Window::Brought wait_for(const Window::Ready& ready, const std::string& what);
 
   // Of its thread.
   void run() noexcept;

@@ -1,14 +1,12 @@
 #include "torch/step/course.h"
 
-#include <fmt/format.h>
-#include <lockstep/errors.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 #include "comm/group.h"
+#include "torch/step/asynchronous_round.h"
 
 namespace lockstep::steps {
 namespace {
@@ -87,22 +85,11 @@ Course::Turn Course::when(const Condition& condition, const std::function<void()
     }
     if (looks % kLookEvery == 0) {
       comm::Inside::require_all(host_);
-      if (deadline.expired()) give_up();
+      if (deadline.expired()) give_up_round(host_, "its turn");
     }
     std::this_thread::sleep_for(sleep);
     sleep = std::min(sleep * 2, kLongestSleep);
   }
-}
-
-void Course::give_up() {
-  const Timeout error(
-      fmt::format(
-          "rank {} has waited for {} ms in an asynchronous round: another worker is slow, or "
-          "stopped; give more --timeout",
-          host_.rank(), host_.timeout().count()),
-      {host_.rank()});
-  comm::Inside::fail(host_, error);
-  throw error;
 }
 
 bool Course::open() {

@@ -76,7 +76,6 @@ class Course {
  private:
   struct Head;
   Head& head() const;
-  [[noreturn]] void give_up();
   template <typename T>
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);

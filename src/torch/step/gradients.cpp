@@ -25,8 +25,8 @@ class FusedGradients : public StepGradients {
   }
 
   bool meets() const override { return false; }
-  void before_last(double) override {}
-  void reduce(double) override {}
+  void before_last(double, Waits) override {}
+  void reduce(double, Waits) override {}
   optim::GradientSource finish(double total) override {
     model_.shards().finish_unreduced();
     model_.banks().use(0);
@@ -49,9 +49,12 @@ class ReducedGradients : public StepGradients {
       : StepGradients(model), run_(model, sharded(generation, reduction)) {}
 
   bool meets() const override { return true; }
-  void before_last(double total) override { model_.shards().reduce_next(total); }
-  void reduce(double total) override { model_.shards().reduce(total); }
+  void before_last(double total, Waits waits) override {
+    model_.shards().reduce_next(total, waits);
+  }
+  void reduce(double total, Waits waits) override { model_.shards().reduce(total, waits); }
   optim::GradientSource finish(double) override {
+    model_.shards().complete();
     model_.reads_all_gradients() ? model_.banks().use_gradients() : model_.banks().use_averages();
     return source(1);
   }

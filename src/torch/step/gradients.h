@@ -18,7 +18,8 @@ namespace lockstep::steps {
 // The gradients of one model, from shard to update. As long as it lives, backward passes are those of shards.
 //
 // Threads:   as the replica.
-// Blocking:  reduce(), and finish() if gradients may be absent. They are collective; at most the Comm's timeout.
+// Blocking:  reduce(), unless finish() waits; finish() if it does, or if gradients may be absent. They are collective; at most
+//            the Comm's timeout.
 // Failure:   as Replica.
 // Ownership: the ModelStep owns it; it borrows the model and the generation.
 class StepGradients {
@@ -31,9 +32,10 @@ class StepGradients {
   // Whether the last backward of a step meets the other workers. Only then is before_last() or reduce() called: with the
   // weight of all shards, which the reduction divides by.
   virtual bool meets() const = 0;
-  virtual void before_last(double total) = 0;
+  using Waits = replica::ShardPass::Waits;
+  virtual void before_last(double total, Waits waits) = 0;
   // In place of the last backward, if the last shard has no samples.
-  virtual void reduce(double total) = 0;
+  virtual void reduce(double total, Waits waits) = 0;
 
   // After the last shard: where the update reads the gradients.
   virtual optim::GradientSource finish(double total) = 0;

@@ -17,12 +17,12 @@ namespace lockstep::steps {
 
 struct Letter {
   enum class Kind : std::uint8_t {
-    kAsk,       // to the clerk: a worker wants a task,
-    kTake,      // the weights for it,
-    kDone,      // and has sent its gradient
-    kAnswer,    // from the clerk
-    kLog,       // from the clerk
-    kGradient,  // to an owner: its slice
+    kAsk,       // to the clerk: this worker wants a task
+    kTake,      // to the clerk: it wants the weights for its task
+    kDone,      // to the clerk: its gradient is on its way to the owners
+    kAnswer,    // from the clerk: a task, or that none is left
+    kLog,       // from the clerk: an entry of the log
+    kGradient,  // to an owner: its part of a gradient (Cut)
     kWeights,   // from an owner: its slice
   };
   Kind kind = Kind::kAsk;

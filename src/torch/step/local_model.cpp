@@ -90,11 +90,26 @@ std::vector<NamedTensor> clones(const std::vector<NamedTensor>& tensors) {
   return all;
 }
 
+// Whether a job may have workers that share no memory: now, or when another host joins.
+bool may_share_nothing(World& world) {
+  const std::string& engine = world.comm().engine();
+  return engine != "shm" && engine != "thread";
+}
+
 }  // namespace
+
+void refuse_to_clip_a_mean() {
+  throw BadInput(
+      "steps with backups cannot clip by norm where workers share no memory, because nobody has a "
+      "whole mean there: clip by value, or take one host and the engine shm");
+}
 
 std::shared_ptr<LocalModel> LocalModel::make(World& world, optim::Optimizer& given,
                                              const LocalSteps& rule, int shards) {
   check(given, rule, shards);
+  const bool clips = optim::inside(given).trained.extras.clip_norm > 0;
+  if (rule.asynchronous && rule.asynchronous->backups > 0 && clips && may_share_nothing(world))
+    refuse_to_clip_a_mean();
   std::shared_ptr<LocalModel> local(new LocalModel(world, given, rule, shards));
   world.inventory()->add(local);
   return local;

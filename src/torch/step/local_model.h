@@ -34,6 +34,9 @@
 
 namespace lockstep::steps {
 
+// With backups, where workers share no memory.
+[[noreturn]] void refuse_to_clip_a_mean();
+
 // Threads:   one caller at a time.
 // Blocking:  make(), rebind() and complete(), which are collective; at most the Comm's timeout.
 // Failure:   BadInput from make() for a model or an optimizer that has no local steps, from begin() if the program has
@@ -66,8 +69,8 @@ class LocalModel : public control::Member {
   void open_round();
   std::vector<torch::Tensor> state_before() const;
   std::vector<torch::Tensor> state_after() const;
-  // Where workers share memory they have a course, and elsewhere a channel. Who writes the state that a round leaves: one worker
-  // of those who share it.
+  // Where workers share memory they have a course, and elsewhere a channel. Of workers that share the kept state, one writes what
+  // a round leaves (writes_state()).
   bool has_course() const { return course_.has_value(); }
   Course& course() { return *course_; }
   Comm& channel() { return *channel_; }

@@ -62,6 +62,7 @@ void LocalShards::hand_over_first(Turns& turns) {
   for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
     hand_over(work_, turns, turns.whole(shard));
   }
+  turns.all_given();
 }
 
 void LocalShards::set_rates(std::int64_t step) {

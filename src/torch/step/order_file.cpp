@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "base/atomic_file.h"
 #include "base/fd.h"
 #include "base/files.h"
+#include "base/log.h"
 #include "formats/file_bytes.h"
 
 namespace lockstep::steps {
@@ -38,6 +40,15 @@ void OrderFile::add(const plan::RoundOrder& round) {
       throw BadInput(
           fmt::format("{} has the order of another job: give a new file for the steps from {} on",
                       path_, round.steps.first));
+    }
+    const bool is_known = std::any_of(
+        before_.rounds.begin(), before_.rounds.end(),
+        [&](const plan::RoundOrder& before) { return before.steps.end == round.steps.first; });
+    if (round.steps.first > 0 && !is_known) {
+      base::log(
+          base::LogLevel::kWarn,
+          "{} has no order of the steps before {}, which a replay needs: another host may have it",
+          path_, round.steps.first);
     }
     for (const plan::RoundOrder& before : std::exchange(before_, {}).rounds) {
       if (before.steps.first >= round.steps.first) break;

@@ -16,23 +16,6 @@
 namespace lockstep::steps {
 namespace {
 
-// The learning rates of all rules, times a factor, while it lives.
-class ScaledRates {
- public:
-  ScaledRates(optim::Groups& groups, double factor) : groups_(groups), before_(groups.rates()) {
-    for (std::size_t i = 0; i < before_.size(); ++i) groups_.rule(i).set_lr(before_[i] * factor);
-  }
-  ~ScaledRates() {
-    for (std::size_t i = 0; i < before_.size(); ++i) groups_.rule(i).set_lr(before_[i]);
-  }
-  ScaledRates(const ScaledRates&) = delete;
-  ScaledRates& operator=(const ScaledRates&) = delete;
-
- private:
-  optim::Groups& groups_;
-  std::vector<double> before_;
-};
-
 // Of a gradient that was computed from older weights.
 template <typename T>
 void compensate(double strength, const T* now, const T* seen, std::size_t count, T* gradient) {
@@ -66,6 +49,30 @@ RoundTraining::RoundTraining(LocalModel& model, double delay_compensation)
 
 RoundTraining::Pieces RoundTraining::all_pieces() const {
   return {0, trained_.model->parts().plan.pieces.all.size()};
+}
+
+void RoundTraining::set_rates(const plan::StepRange& steps, const Schedule& schedule) {
+  first_step_ = steps.first;
+  rates_.clear();
+  for (std::int64_t step = steps.first; schedule && step < steps.end; ++step) {
+    model_.inner().set_lr(schedule(step));
+    rates_.push_back(trained_.groups.rates());
+  }
+  if (schedule) return;
+  model_.inner().lr();  // follows a scheduler of LibTorch
+  rates_.push_back(trained_.groups.rates());
+}
+
+void RoundTraining::show(const std::byte* weights, const std::vector<std::byte>& buffers) {
+  const torch::NoGradGuard no_grad;
+  const auto& entries = trained_.model->layout().entries();
+  for (std::size_t entry = 0; entry < entries.size(); ++entry) {
+    // copy_() and not memcpy(): who looks at versions sees that the parameter was written to.
+    const torch::Tensor to = trained_.parameter(entry).detach();
+    std::byte* const from = const_cast<std::byte*>(weights) + entries[entry].offset;  // NOLINT
+    to.copy_(tensor_at(from, to));
+  }
+  replica::unpack(buffers, trained_.model->model().buffers);
 }
 
 RoundTraining::Gradient RoundTraining::gradient() {
@@ -151,7 +158,8 @@ double RoundTraining::norm_of(const replica::GradientSource& source, optim::Norm
 void RoundTraining::apply(const RoundMemory& memory, Pieces pieces, const Update& update) {
   const replica::ModelPlan& plan = trained_.model->parts().plan;
   const std::size_t entries = plan.layout.entries().size();
-  const ScaledRates scaled(trained_.groups, update.rate);
+  const auto row = std::min(static_cast<std::size_t>(update.step - first_step_), rates_.size() - 1);
+  const std::vector<double>& rates = rates_[row];
   const replica::GradientSource source = source_of(update.gradient, update.factor);
   replica::for_each_piece(
       {plan, pieces}, source, [&](std::size_t number, replica::GradientReader& reader) {
@@ -180,7 +188,8 @@ void RoundTraining::apply(const RoundMemory& memory, Pieces pieces, const Update
           elements.state[trained_.state.state_of(state)] =
               memory.states[state * entries + piece.entry] + first;
         }
-        trained_.groups.rule_of(piece.entry).update(elements, {.number = update.number});
+        const double lr = rates[trained_.groups.group_of(piece.entry)] * update.rate;
+        trained_.groups.rule_of(piece.entry).update(elements, {.number = update.number, .lr = lr});
       });
 }
 

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "plan/rounds.h"
 #include "torch/divergence/watch.h"
 #include "torch/optim/update.h"
 #include "torch/replica/gradient_source.h"
@@ -27,13 +29,21 @@ torch::Tensor tensor_at(std::byte* first, const torch::Tensor& like);
 
 // Of one model.
 //
-// Threads:   one caller at a time for gradient(), keep(), release() and factor_of(), and one for add() and apply().
+// Threads:   add() and apply() may be called by another thread than the rest, one caller at a time each. A program's loss may look
+//            at its optimizer meanwhile.
 // Blocking:  never.
 // Failure:   factor_of(): BadInput for a gradient that is not finite and is to be clipped.
 // Ownership: borrows the model, which outlives it.
 class RoundTraining {
  public:
   RoundTraining(LocalModel& model, double delay_compensation);
+
+  // Before a round: the learning rates of its steps. Without a schedule they are those that the optimizer has.
+  using Schedule = std::function<double(std::int64_t step)>;
+  void set_rates(const plan::StepRange& steps, const Schedule& schedule);
+
+  // The model gets these weights and buffers.
+  void show(const std::byte* weights, const std::vector<std::byte>& buffers);
 
   // What backward has left, and the weights that it began with if delays are compensated: memory of the model, until
   // release() or until the model gets other weights. keep() copies it.
@@ -61,7 +71,8 @@ class RoundTraining {
         nullptr;        // the weights that it was computed from; null: delays are not compensated
     double factor = 1;  // factor_of()
     std::int64_t number = 0;  // of the optimizer's steps since the job began, from 1
-    double rate = 1;          // of the learning rate
+    std::int64_t step = 0;    // of the job, whose learning rate it has
+    double rate = 1;          // this part of it
   };
   void apply(const RoundMemory& memory, Pieces pieces, const Update& update);
 
@@ -70,8 +81,11 @@ class RoundTraining {
   double norm_of(const replica::GradientSource& source, optim::Norm norm) const;
 
   LocalModel& model_;
-  optim::Trained& trained_;    // of its inner optimizer
-  double delay_compensation_;  // Asynchronous
+  optim::Trained& trained_;      // of its inner optimizer
+  double delay_compensation_;    // Asynchronous
+  std::int64_t first_step_ = 0;  // of the round
+  std::vector<std::vector<double>>
+      rates_;  // by step of the round, by rule of the optimizer; without a schedule one for all
 };
 
 }  // namespace lockstep::steps

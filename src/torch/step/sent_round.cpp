@@ -37,7 +37,6 @@ class SentRound : public AsynchronousRound {
  private:
   Cut cut() const;
   std::vector<Bytes> parts_of(const RoundTraining::Gradient& gradient) const;
-  void show(const std::byte* weights, const Bytes& buffers);
   void put_state(const std::vector<SliceMemory>& states);
 
   Setting its_;
@@ -65,13 +64,9 @@ SentRound::SentRound(Setting setting)
       weights_(cut_.bytes),
       courier_(its_, cut_, comm_) {}
 
-// Nobody has all of a mean.
+// The program may have begun to clip since the LocalModel was made.
 Cut SentRound::cut() const {
-  if (its_.tasks.rule().backups > 0 && trained_.extras.clip_norm > 0) {
-    throw BadInput(
-        "steps with backups cannot clip by norm where workers share no memory, because nobody has "
-        "a whole mean there: clip by value, or take one host and the engine shm");
-  }
+  if (its_.tasks.rule().backups > 0 && trained_.extras.clip_norm > 0) refuse_to_clip_a_mean();
   Cut cut{.slices = slices_of(trained_.model->parts().plan, comm_.size()),
           .bytes = trained_.model->layout().bytes(),
           .compensates = its_.tasks.rule().delay_compensation > 0};
@@ -92,19 +87,7 @@ std::optional<plan::Task> SentRound::claim() {
 
 void SentRound::take(const plan::Task& task) {
   courier_.take(its_.tasks.number(task), weights_, buffers_);
-  show(weights_.data(), buffers_);
-}
-
-void SentRound::show(const std::byte* weights, const Bytes& buffers) {
-  const torch::NoGradGuard no_grad;
-  const auto& entries = trained_.model->layout().entries();
-  for (std::size_t entry = 0; entry < entries.size(); ++entry) {
-    // copy_() and not memcpy(): who looks at versions sees that the parameter was written to.
-    torch::Tensor to = trained_.parameter(entry).detach();
-    std::byte* const from = const_cast<std::byte*>(weights) + entries[entry].offset;  // NOLINT
-    to.copy_(tensor_at(from, to));
-  }
-  replica::unpack(buffers, trained_.model->model().buffers);
+  its_.training.show(weights_.data(), buffers_);
 }
 
 void SentRound::give(Computed computed) {
@@ -138,7 +121,7 @@ AsynchronousRound::Ended SentRound::end() {
   const plan::TaskLoss loss = courier_.end();
   SliceOwner& owner = courier_.owner();
   owner.gather(comm_);
-  show(owner.weights(), owner.buffers());
+  its_.training.show(owner.weights(), owner.buffers());
   if (its_.model.writes_state()) put_state(owner.states());
   return {loss, courier_.order(), std::move(reports_)};
 }

@@ -64,7 +64,9 @@ class Turns {
   virtual void before_forward() = 0;  // gives the buffers the values that shards begin with
   virtual void forward_done(const Turn& turn) = 0;     // the buffers are as the shard leaves them
   virtual void before_backward(const Turn& turn) = 0;  // chooses the bank; says who reduces
-  virtual void ended() = 0;                            // all of its work is done, or queued
+  // All hosted shards have given their gradients: what no backward has reduced is reduced now. At the latest when run() ends.
+  virtual void all_given() = 0;
+  virtual void ended() = 0;  // all of its work is done, or queued
 };
 
 // One turn after the other: run_one(turn) for a shard with samples.
@@ -124,7 +126,7 @@ struct ShardWork {
   bool graphs = true;                       // CUDA graphs may be used
   Generation* generation = nullptr;
   std::int64_t samples = 0;  // of a full shard
-  // With local steps: what shards train, models of which are parts of `models`; and the learning rate of each of these steps, or none.
+  // With local steps: what shards train; `models` are then their outer models. And the learning rate of each step, or none.
   std::vector<std::shared_ptr<LocalModel>> locals;
   std::function<double(std::int64_t step)> learning_rate;
   // With asynchronous steps: their rule, and a digest of the job, which their order names.

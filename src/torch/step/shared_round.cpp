@@ -43,7 +43,7 @@ class SharedRound : public AsynchronousRound {
   void take_all();
   void give_buffers(const std::vector<std::byte>& buffers);
   void apply(const Held& held);
-  void update(const Computed& computed, const plan::TaskBook::Entry& entry);
+  void update(const Computed& computed, const plan::TaskBook::Effect& effect);
   bool may_apply_held();
   void apply_held();
 
@@ -93,13 +93,9 @@ void SharedRound::open() {
 }
 
 void SharedRound::take_all() {
-  const torch::NoGradGuard no_grad;
-  for (std::size_t entry = 0; entry < weights_.size(); ++entry)
-    trained_.parameter(entry).detach().copy_(weights_[entry]);
-  const auto& buffers = trained_.model->model().buffers;
   std::size_t bytes = 0;
-  for (const auto& [name, tensor] : buffers) bytes += tensor.nbytes();
-  replica::unpack({course_.buffers(), course_.buffers() + bytes}, buffers);
+  for (const auto& [name, tensor] : trained_.model->model().buffers) bytes += tensor.nbytes();
+  its_.training.show(course_.weights(), {course_.buffers(), course_.buffers() + bytes});
 }
 
 void SharedRound::give_buffers(const std::vector<std::byte>& buffers) {
@@ -125,8 +121,7 @@ std::optional<plan::Task> SharedRound::claim() {
     if (so_far().claimed == static_cast<std::int64_t>(replay_->pulls.size())) return std::nullopt;
     const std::size_t number = replay_->pulls[static_cast<std::size_t>(book_.claim_next())];
     replay_->number = static_cast<std::int64_t>(number);
-    const plan::OrderedUpdate& update = its_.replayed->updates[number];
-    return plan::Task{update.step - its_.tasks.steps().first, update.shard};
+    return its_.tasks.task(its_.tasks.number(its_.replayed->updates[number]));
   }
   const auto turn = turn_when([&] {
     task = book_.claim();
@@ -185,26 +180,26 @@ void SharedRound::apply_held() {
 void SharedRound::apply(const Held& held) {
   const Computed& computed = held.computed;
   course_.broken() = true;
-  const plan::TaskBook::Entry entry = book_.enter(computed.task, held.seen, computed.loss);
-  if (entry.counts) {
+  const plan::TaskBook::Effect effect = book_.enter(computed.task, held.seen, computed.loss);
+  if (effect.counts) {
     reports_.next_step();
     computed.reports.hand_on(reports_);
-    if (entry.adds)
+    if (effect.adds)
       its_.training.add(memory_, its_.training.all_pieces(), computed.gradient.values,
-                        computed.loss.samples, entry.first);
-    if (entry.moves) update(computed, entry);
+                        computed.loss.samples, effect.first);
+    if (effect.moves) update(computed, effect);
   }
   course_.broken() = false;
 }
 
-void SharedRound::update(const Computed& computed, const plan::TaskBook::Entry& entry) {
+void SharedRound::update(const Computed& computed, const plan::TaskBook::Effect& effect) {
   const std::int64_t step = its_.tasks.steps().first + computed.task.step;
-  its_.set_rate(step);
-  RoundTraining::Update update{.gradient = entry.adds ? memory_.sum : computed.gradient.values,
+  RoundTraining::Update update{.gradient = effect.adds ? memory_.sum : computed.gradient.values,
                                .seen = computed.gradient.weights,
-                               .number = its_.first_update + entry.number,
-                               .rate = entry.rate};
-  update.factor = its_.training.factor_of(update.gradient, entry.divisor);
+                               .number = its_.first_update + effect.number,
+                               .step = step,
+                               .rate = effect.rate};
+  update.factor = its_.training.factor_of(update.gradient, effect.divisor);
   its_.training.apply(memory_, its_.training.all_pieces(), update);
   give_buffers(computed.gradient.buffers);
   control::Faults::here().strike("update", step);

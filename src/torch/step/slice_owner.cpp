@@ -16,18 +16,21 @@ SliceOwner::SliceOwner(const AsynchronousRound::Setting& its, const Cut& cut, in
       seen_(cut.bytes) {
   const optim::Trained& trained = optim::inside(its_.model.inner()).trained;
   const auto& entries = trained.model->layout().entries();
-  for (std::size_t entry = 0; entry < entries.size(); ++entry) {
-    const torch::Tensor parameter = trained.parameter(entry).detach();
-    tensor_at(weights_.data() + entries[entry].offset, parameter).copy_(parameter);
-  }
+  const Slice& mine = cut.of(rank);
+  // Others own the rest.
+  const auto copy_mine = [&](std::size_t entry, const SliceMemory& to, const torch::Tensor& from) {
+    const plan::Entry& at = entries[entry];
+    if (at.offset < mine.end && at.offset + at.bytes() > mine.begin)
+      tensor_at(to.data() + at.offset, from).copy_(from);
+  };
+  for (std::size_t entry = 0; entry < entries.size(); ++entry)
+    copy_mine(entry, weights_, trained.parameter(entry).detach());
   const auto before = its_.model.state_before();
   for (std::size_t state = 0; state < trained.state.count(); ++state) {
     states_.emplace_back(cut.bytes);
     for (std::size_t entry = 0; entry < entries.size(); ++entry) {
-      std::byte* const place = states_.back().data() + entries[entry].offset;
-      const torch::Tensor& tensor = before[state * entries.size() + entry];
-      tensor_at(place, tensor).copy_(tensor);
-      memory_.states.push_back(place);
+      copy_mine(entry, states_.back(), before[state * entries.size() + entry]);
+      memory_.states.push_back(states_.back().data() + entries[entry].offset);
     }
   }
   memory_.weights = weights_.data();
@@ -44,20 +47,36 @@ SliceOwner::Bytes SliceOwner::given() const {
   return bytes;
 }
 
+void SliceOwner::receive(std::int64_t task, double factor, Bytes bytes) {
+  if (dropped_.erase(task) == 0) gradients_.emplace(task, Arrived{factor, std::move(bytes)});
+}
+
 std::optional<plan::Clerk::LogEntry> SliceOwner::follow() {
-  if (log_.empty()) return std::nullopt;
+  if (log_.empty() || !may_follow(log_.front())) return std::nullopt;
   const plan::Clerk::LogEntry entry = log_.front();
-  if (entry.kind == plan::Clerk::LogEntry::Kind::kUpdate) {
-    const auto arrived = gradients_.find(entry.task);
-    if (arrived == gradients_.end()) return std::nullopt;
-    if (entry.update.counts) update(entry, arrived->second);
-    gradients_.erase(arrived);
-  }
   log_.pop_front();
+  if (entry.kind == plan::Clerk::LogEntry::Kind::kUpdate) update(entry);
   return entry;
 }
 
-void SliceOwner::update(const plan::Clerk::LogEntry& entry, const Arrived& arrived) {
+// Nobody waits for a gradient that is dropped, but the end: then nothing is on its way.
+bool SliceOwner::may_follow(const plan::Clerk::LogEntry& entry) const {
+  using Kind = plan::Clerk::LogEntry::Kind;
+  if (entry.kind == Kind::kEnd) return dropped_.empty();
+  return entry.kind == Kind::kGive || !entry.effect.counts || gradients_.contains(entry.task);
+}
+
+void SliceOwner::update(const plan::Clerk::LogEntry& entry) {
+  const auto arrived = gradients_.find(entry.task);
+  if (arrived == gradients_.end()) {
+    dropped_.insert(entry.task);
+    return;
+  }
+  if (entry.effect.counts) apply(entry, arrived->second);
+  gradients_.erase(arrived);
+}
+
+void SliceOwner::apply(const plan::Clerk::LogEntry& entry, const Arrived& arrived) {
   const Slice& mine = cut_.of(rank_);
   const std::byte* from = arrived.bytes.data();
   gradient_.put(mine, from);
@@ -66,20 +85,20 @@ void SliceOwner::update(const plan::Clerk::LogEntry& entry, const Arrived& arriv
     seen_.put(mine, from);
     from += mine.bytes();
   }
-  if (entry.update.adds)
-    its_.training.add(memory_, mine.pieces, gradient_.data(), entry.loss.samples,
-                      entry.update.first);
-  if (!entry.update.moves) return;
-  its_.set_rate(its_.tasks.steps().first + its_.tasks.task(entry.task).step);
+  const plan::TaskBook::Effect& effect = entry.effect;
+  if (effect.adds)
+    its_.training.add(memory_, mine.pieces, gradient_.data(), entry.loss.samples, effect.first);
+  if (!effect.moves) return;
+  const RoundTraining::Update update{
+      .gradient = effect.adds ? sum_.data() : gradient_.data(),
+      .seen = cut_.compensates ? seen_.data() : nullptr,
+      .factor = effect.adds ? 1 / effect.divisor : arrived.factor,
+      .number = its_.first_update + effect.number,
+      .step = its_.tasks.steps().first + its_.tasks.task(entry.task).step,
+      .rate = effect.rate};
   // One piece after the other: LibTorch's threads compute gradients.
-  for (std::size_t piece = mine.pieces.begin; piece < mine.pieces.end; ++piece) {
-    its_.training.apply(memory_, {piece, piece + 1},
-                        {.gradient = entry.update.adds ? sum_.data() : gradient_.data(),
-                         .seen = cut_.compensates ? seen_.data() : nullptr,
-                         .factor = entry.update.adds ? 1 / entry.update.divisor : arrived.factor,
-                         .number = its_.first_update + entry.update.number,
-                         .rate = entry.update.rate});
-  }
+  for (std::size_t piece = mine.pieces.begin; piece < mine.pieces.end; ++piece)
+    its_.training.apply(memory_, {piece, piece + 1}, update);
   if (cut_.buffers_of(rank_) > 0)
     buffers_.assign(from, from + static_cast<std::ptrdiff_t>(cut_.buffers));
 }
@@ -91,7 +110,7 @@ void SliceOwner::gather(Comm& comm) {
   for (const SliceMemory& state : states_)
     comm.all_gather({state.data(), cut_.bytes, DType::kUInt8}, counts).wait();
   if (!buffers_.empty())
-    comm.broadcast({buffers_.data(), buffers_.size(), DType::kUInt8}, 0).wait();
+    comm.broadcast({buffers_.data(), buffers_.size(), DType::kUInt8}, Cut::kClerk).wait();
 }
 
 }  // namespace lockstep::steps

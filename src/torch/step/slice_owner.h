@@ -9,6 +9,8 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "plan/clerk.h"
@@ -30,9 +32,7 @@ class SliceOwner {
 
   void enter(const plan::Clerk::LogEntry& entry) { log_.push_back(entry); }
   // A part of a gradient has come (Cut).
-  void receive(std::int64_t task, double factor, Bytes bytes) {
-    gradients_.emplace(task, Arrived{factor, std::move(bytes)});
-  }
+  void receive(std::int64_t task, double factor, Bytes bytes);
   // Does what is next in the log, and returns it. Nothing: it has to wait for a gradient, or there is nothing to do.
   std::optional<plan::Clerk::LogEntry> follow();
   Bytes given() const;
@@ -48,7 +48,9 @@ class SliceOwner {
     double factor = 1;
     Bytes bytes;
   };
-  void update(const plan::Clerk::LogEntry& entry, const Arrived& arrived);
+  bool may_follow(const plan::Clerk::LogEntry& entry) const;
+  void update(const plan::Clerk::LogEntry& entry);
+  void apply(const plan::Clerk::LogEntry& entry, const Arrived& arrived);
 
   const AsynchronousRound::Setting& its_;
   const Cut& cut_;
@@ -59,6 +61,7 @@ class SliceOwner {
   RoundMemory memory_;
   std::deque<plan::Clerk::LogEntry> log_;
   std::map<std::int64_t, Arrived> gradients_;  // by task: that have come and were not used yet
+  std::set<std::int64_t> dropped_;  // tasks whose gradients do not count, and have not come
 };
 
 }  // namespace lockstep::steps

@@ -22,15 +22,16 @@ struct Slice {
 // As many elements each as whole pieces allow; one may be empty.
 std::vector<Slice> slices_of(const replica::ModelPlan& plan, int workers);
 
-// A model and its slices. The owner of the first one has the buffers, too.
+// A model and its slices. One owner has the buffers, too: the clerk, which is the leader.
 struct Cut {
+  static constexpr int kClerk = 0;
   std::vector<Slice> slices;
   std::size_t bytes = 0;    // of all weights
   std::size_t buffers = 0;  // bytes
   bool compensates = false;
 
   const Slice& of(int owner) const { return slices[static_cast<std::size_t>(owner)]; }
-  std::size_t buffers_of(int owner) const { return owner == 0 ? buffers : 0; }
+  std::size_t buffers_of(int owner) const { return owner == kClerk ? buffers : 0; }
   // What an owner gives to a worker: its slice, and the buffers. What it gets of a gradient: its slice, that of the weights which
   // the gradient was computed from if delays are compensated, and the buffers.
   std::size_t given_by(int owner) const { return of(owner).bytes() + buffers_of(owner); }
@@ -39,13 +40,13 @@ struct Cut {
   }
 };
 
-// Memory with the layout of a model, of which only slices are written to: pages that nobody touches take no memory.
+// Memory with the layout of a model, of which often only a slice is written to: pages that nobody touches take no memory.
 class SliceMemory {
  public:
   explicit SliceMemory(std::size_t bytes) : bytes_(new std::byte[bytes]) {}  // NOLINT: not zeroed
   std::byte* data() const { return bytes_.get(); }
   void put(const Slice& slice, const std::byte* from) {
-    std::memcpy(data() + slice.begin, from, slice.bytes());
+    if (slice.bytes() > 0) std::memcpy(data() + slice.begin, from, slice.bytes());
   }
 
  private:

@@ -360,6 +360,7 @@ class StepRun::PhaseTurns : public Turns {
     for (const auto& buffers : run_.loop_.buffers()) buffers->end_shard(turn.shard.index);
   }
   void before_backward(const Turn& turn) override;
+  void all_given() override;
   void ended() override;
 
  private:
@@ -368,10 +369,16 @@ class StepRun::PhaseTurns : public Turns {
     int shard = 0;
     double factor = 1;  // what its gradients were multiplied by
   };
+  // A fragment that is exchanged while shards train is waited for when they have.
+  StepGradients::Waits waits() const {
+    using Waits = StepGradients::Waits;
+    return exchanged() == LocalModel::kAll ? Waits::kAtEnd : Waits::kInComplete;
+  }
   StepRun& run_;
   const Phase& phase_;
   Weights& weights_;
   const Generation& generation_;
+  bool reduces_ = false;  // somebody has said who reduces
   std::vector<std::unique_ptr<replica::MeasuredPass>>
       measured_;  // by model; empty: none is measured
   Backward backward_;
@@ -420,10 +427,21 @@ void StepRun::PhaseTurns::before_backward(const Turn& turn) {
   const bool last = turn.shard.index + 1 == hosted().end && turn.shard.batch.samples > 0;
   for (ModelStep* const model : run_.models_) model->gradients().begin_shard(planned);
   for (ModelStep* const model : run_.models_) {
-    if (last && model->gradients().meets()) model->gradients().before_last(run_.exchange(weights_));
+    if (last && model->gradients().meets())
+      model->gradients().before_last(run_.exchange(weights_), waits());
   }
+  reduces_ |= last;
   backward_ = {turn.shard.index, turn.weight * turn.scale};
   for (const auto& pass : measured_) pass->start();
+}
+
+// In a short batch the last shard may have no samples and no backward: then the reduction comes after its turn, because
+// only then are the banks complete.
+void StepRun::PhaseTurns::all_given() {
+  if (std::exchange(reduces_, true)) return;
+  for (ModelStep* const model : run_.models_) {
+    if (model->gradients().meets()) model->gradients().reduce(run_.exchange(weights_), waits());
+  }
 }
 
 void StepRun::PhaseTurns::ended() {
@@ -446,12 +464,7 @@ void StepRun::run_shards(const Phase& phase, Weights& weights) {
   squares_.clear();
   PhaseTurns turns(*this, phase, weights);
   runner_->run(turns);
-  // In a short batch the last shard may have no samples and no backward: then the reduction comes after its turn, because
-  // only then are the banks complete.
-  if (samples_of(phase, loop_.generation().hosted.end - 1) > 0) return;
-  for (ModelStep* const model : models_) {
-    if (model->gradients().meets()) model->gradients().reduce(exchange(weights));
-  }
+  turns.all_given();
 }
 
 // The names that a shard of any worker has reported in the first call.
