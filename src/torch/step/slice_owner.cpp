@@ -7,13 +7,7 @@
 namespace lockstep::steps {
 
 SliceOwner::SliceOwner(const AsynchronousRound::Setting& its, const Cut& cut, int rank)
-    : its_(its),
-      cut_(cut),
-      rank_(rank),
-      weights_(cut.bytes),
-      sum_(cut.bytes),
-      gradient_(cut.bytes),
-      seen_(cut.bytes) {
+    : its_(its), cut_(cut), rank_(rank), own_(cut.bytes) {
   const optim::Trained& trained = optim::inside(its_.model.inner()).trained;
   const auto& entries = trained.model->layout().entries();
   const Slice& mine = cut.of(rank);
@@ -24,17 +18,17 @@ SliceOwner::SliceOwner(const AsynchronousRound::Setting& its, const Cut& cut, in
       tensor_at(to.data() + at.offset, from).copy_(from);
   };
   for (std::size_t entry = 0; entry < entries.size(); ++entry)
-    copy_mine(entry, weights_, trained.parameter(entry).detach());
+    copy_mine(entry, own_.weights, trained.parameter(entry).detach());
   const auto before = its_.model.state_before();
   for (std::size_t state = 0; state < trained.state.count(); ++state) {
-    states_.emplace_back(cut.bytes);
+    own_.states.emplace_back(cut.bytes);
     for (std::size_t entry = 0; entry < entries.size(); ++entry) {
-      copy_mine(entry, states_.back(), before[state * entries.size() + entry]);
-      memory_.states.push_back(states_.back().data() + entries[entry].offset);
+      copy_mine(entry, own_.states.back(), before[state * entries.size() + entry]);
+      memory_.states.push_back(own_.states.back().data() + entries[entry].offset);
     }
   }
-  memory_.weights = weights_.data();
-  memory_.sum = sum_.data();
+  memory_.weights = own_.weights.data();
+  memory_.sum = own_.sum.data();
   buffers_ = replica::pack(trained.model->model().buffers);
 }
 
@@ -42,7 +36,7 @@ SliceOwner::Bytes SliceOwner::given() const {
   Bytes bytes;
   bytes.reserve(cut_.given_by(rank_));
   const Slice& mine = cut_.of(rank_);
-  bytes.insert(bytes.end(), weights_.data() + mine.begin, weights_.data() + mine.end);
+  bytes.insert(bytes.end(), own_.weights.data() + mine.begin, own_.weights.data() + mine.end);
   if (cut_.buffers_of(rank_) > 0) bytes.insert(bytes.end(), buffers_.begin(), buffers_.end());
   return bytes;
 }
@@ -79,19 +73,19 @@ void SliceOwner::update(const plan::Clerk::LogEntry& entry) {
 void SliceOwner::apply(const plan::Clerk::LogEntry& entry, const Arrived& arrived) {
   const Slice& mine = cut_.of(rank_);
   const std::byte* from = arrived.bytes.data();
-  gradient_.put(mine, from);
+  own_.gradient.put(mine, from);
   from += mine.bytes();
   if (cut_.compensates) {
-    seen_.put(mine, from);
+    own_.seen.put(mine, from);
     from += mine.bytes();
   }
   const plan::TaskBook::Effect& effect = entry.effect;
   if (effect.adds)
-    its_.training.add(memory_, mine.pieces, gradient_.data(), entry.loss.samples, effect.first);
+    its_.training.add(memory_, mine.pieces, own_.gradient.data(), entry.loss.samples, effect.first);
   if (!effect.moves) return;
   const RoundTraining::Update update{
-      .gradient = effect.adds ? sum_.data() : gradient_.data(),
-      .seen = cut_.compensates ? seen_.data() : nullptr,
+      .gradient = effect.adds ? own_.sum.data() : own_.gradient.data(),
+      .seen = cut_.compensates ? own_.seen.data() : nullptr,
       .factor = effect.adds ? 1 / effect.divisor : arrived.factor,
       .number = its_.first_update + effect.number,
       .step = its_.tasks.steps().first + its_.tasks.task(entry.task).step,
@@ -106,8 +100,8 @@ void SliceOwner::apply(const plan::Clerk::LogEntry& entry, const Arrived& arrive
 void SliceOwner::gather(Comm& comm) {
   std::vector<std::size_t> counts;
   for (const Slice& slice : cut_.slices) counts.push_back(slice.bytes());
-  comm.all_gather({weights_.data(), cut_.bytes, DType::kUInt8}, counts).wait();
-  for (const SliceMemory& state : states_)
+  comm.all_gather({own_.weights.data(), cut_.bytes, DType::kUInt8}, counts).wait();
+  for (const SliceMemory& state : own_.states)
     comm.all_gather({state.data(), cut_.bytes, DType::kUInt8}, counts).wait();
   if (!buffers_.empty())
     comm.broadcast({buffers_.data(), buffers_.size(), DType::kUInt8}, Cut::kClerk).wait();

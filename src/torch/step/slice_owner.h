@@ -39,11 +39,17 @@ class SliceOwner {
 
   // At the end of a round: everybody gets everything from its owner.
   void gather(Comm& comm);
-  const std::byte* weights() const { return weights_.data(); }
-  const std::vector<SliceMemory>& states() const { return states_; }
+  const std::byte* weights() const { return own_.weights.data(); }
+  const std::vector<SliceMemory>& states() const { return own_.states; }
   const Bytes& buffers() const { return buffers_; }
 
  private:
+  struct Memories {
+    explicit Memories(std::size_t bytes)
+        : weights(bytes), sum(bytes), gradient(bytes), seen(bytes) {}
+    SliceMemory weights, sum, gradient, seen;
+    std::vector<SliceMemory> states;  // by memory of the optimizer
+  };
   struct Arrived {
     double factor = 1;
     Bytes bytes;
@@ -55,8 +61,7 @@ class SliceOwner {
   const AsynchronousRound::Setting& its_;
   const Cut& cut_;
   int rank_;
-  SliceMemory weights_, sum_, gradient_, seen_;
-  std::vector<SliceMemory> states_;  // by memory of the optimizer
+  Memories own_;
   Bytes buffers_;
   RoundMemory memory_;
   std::deque<plan::Clerk::LogEntry> log_;
