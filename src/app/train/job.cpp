@@ -361,6 +361,15 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
                     state.comm().hosts());
 }
 
+// A task gets the weights, but for the slice that its worker owns, and sends as much of its gradient; and of the weights that it
+// had, if delays are compensated.
+StepTraffic traffic_of_task(const Replica& model, const Asynchronous& rule) {
+  replica::Replicated& state = replica::inside(model);
+  const auto workers = static_cast<std::size_t>(state.comm().size());
+  const std::size_t once = state.layout().bytes() / workers * (workers - 1);
+  return {.bytes = {}, .times_ring = {}, .of_task = once * (rule.delay_compensation > 0 ? 3 : 2)};
+}
+
 }  // namespace
 
 void stop_requested() noexcept {
@@ -416,6 +425,8 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   report.total_steps = trainer.total_steps();
   report.result = trainer.run();
   report.traffic = traffic_of_step(trainer.reduced(), arguments.algorithm, report.result.shards);
+  if (const auto& rule = arguments.local.asynchronous; rule && report.traffic.bytes.value_or(0) > 0)
+    report.traffic = traffic_of_task(trainer.reduced(), *rule);
   if (alone > 0 && report.result.step_ms_p50 > 0) {
     const double together =
         1000 * static_cast<double>(arguments.global_batch) / report.result.step_ms_p50;

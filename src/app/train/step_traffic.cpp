@@ -80,6 +80,10 @@ StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
 std::string spoken(const StepTraffic& traffic, const TrafficOf& of) {
   if (traffic.in_place)
     return fmt::format("in place: no {} is sent", of.rounds ? "weight" : "gradient");
+  if (traffic.of_task) {
+    return fmt::format("{:.1f} MB for each shard of a step: weights come, a gradient goes",
+                       static_cast<double>(*traffic.of_task) / 1e6);
+  }
   if (!traffic.bytes || !traffic.times_ring) return {};
   const double megabytes = static_cast<double>(*traffic.bytes) / 1e6;
   const std::string moved = fmt::format("{:.1f} MB of {} for the busiest {}", megabytes,

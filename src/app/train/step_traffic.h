@@ -19,6 +19,8 @@ struct StepTraffic {
   std::optional<std::size_t> bytes;
   // Divided by the bytes of the ring algorithm; nothing if those are 0, or if bytes are not known.
   std::optional<double> times_ring;
+  // Of asynchronous steps by messages, in place of both: for each shard of a step.
+  std::optional<std::size_t> of_task = {};
   bool of_host = false;  // in two levels: of the busiest host, and of a ring of hosts
 };
 

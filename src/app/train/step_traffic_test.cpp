@@ -68,5 +68,10 @@ TEST(TrainTrafficTest, InPlaceIsSaid) {
               HasSubstr("in place"));
 }
 
+TEST(TrainTrafficTest, AsynchronousStepsAreSaidByShard) {
+  EXPECT_EQ(spoken({.bytes = {}, .times_ring = {}, .of_task = 3'200'000}, {8, 2, true}),
+            "3.2 MB for each shard of a step: weights come, a gradient goes");
+}
+
 }  // namespace
 }  // namespace lockstep::app
