@@ -45,7 +45,7 @@ void MpiPeer::keep(Flight flight) {
 
 void MpiPeer::arrive(std::size_t bytes) {
   Flight flight{nullptr, memory_for(bytes), bytes};
-  flight.request = communicator_.receive(rank_, flight.memory.get(), bytes);
+  flight.request = communicator_.receive(rank(), flight.memory.get(), bytes);
   coming_.push_back(std::move(flight));
 }
 
@@ -55,9 +55,9 @@ bool MpiPeer::read() {
     Flight flight = std::move(coming_.front());
     coming_.pop_front();
     MpiFrame frame;
-    if (flight.bytes < sizeof frame || flight.bytes > kMostFrame) refuse_frame(rank_);
+    if (flight.bytes < sizeof frame || flight.bytes > kMostFrame) refuse_frame(rank());
     std::memcpy(&frame, flight.memory.get(), sizeof frame);
-    if (frame.mark != MpiFrame::kMark) refuse_frame(rank_);
+    if (frame.mark != MpiFrame::kMark) refuse_frame(rank());
     take(frame, flight.memory.get() + sizeof frame, flight.bytes - sizeof frame);
     keep(std::move(flight));
     took = true;
@@ -70,13 +70,13 @@ void MpiPeer::take(const MpiFrame& frame, const std::byte* bytes, std::size_t co
     case MpiFrame::Kind::kMessage:
       return take_message(frame, bytes, count);
     case MpiFrame::Kind::kAsk:
-      return take_ask(frame);
+      return take_ask(frame.slot, frame.number, frame.total);
     case MpiFrame::Kind::kGrant:
-      return posts_.sends.granted(frame.number);
+      return posts().sends.granted(frame.number);
     case MpiFrame::Kind::kData:
       return take_data(frame, bytes, count);
     case MpiFrame::Kind::kNotice:
-      return take_notice(bytes, count);
+      return take_notice({reinterpret_cast<const char*>(bytes), count});
     case MpiFrame::Kind::kReceipt:
       news_.receipt_came = true;
       return;
@@ -84,12 +84,12 @@ void MpiPeer::take(const MpiFrame& frame, const std::byte* bytes, std::size_t co
       parting_.came = parting_.due = true;
       return;
   }
-  refuse_frame(rank_);
+  refuse_frame(rank());
 }
 
 void MpiPeer::take_message(const MpiFrame& frame, const std::byte* bytes, std::size_t count) {
-  if (frame.total != count) refuse_frame(rank_);
-  Post* const post = posts_.receives.take_wanted(frame.slot);
+  if (frame.total != count) refuse_frame(rank());
+  Post* const post = posts().receives.take_wanted(frame.slot);
   if (post && count <= post->bytes) {
     if (count > 0) std::memcpy(post->data, bytes, count);
     post->total = count;
@@ -97,35 +97,21 @@ void MpiPeer::take_message(const MpiFrame& frame, const std::byte* bytes, std::s
     return;
   }
   EarlyMessage early{frame.number, count, false, {bytes, bytes + count}};
-  if (post) return posts_.match(*post, std::move(early));
-  posts_.receives.arrived.emplace(frame.slot, std::move(early));
-}
-
-void MpiPeer::take_ask(const MpiFrame& frame) {
-  EarlyMessage asked{frame.number, frame.total, true, {}};
-  if (Post* const post = posts_.receives.take_wanted(frame.slot))
-    return posts_.match(*post, std::move(asked));
-  posts_.receives.arrived.emplace(frame.slot, std::move(asked));
+  if (post) return posts().match(*post, std::move(early));
+  posts().receives.arrived.emplace(frame.slot, std::move(early));
 }
 
 // A message whose receive was withdrawn goes nowhere.
 void MpiPeer::take_data(const MpiFrame& frame, const std::byte* bytes, std::size_t count) {
-  const auto found = posts_.receives.granted.find(frame.number);
-  if (found == posts_.receives.granted.end()) return;
+  const auto found = posts().receives.granted.find(frame.number);
+  if (found == posts().receives.granted.end()) return;
   Post& post = *found->second;
-  if (count > post.total - post.moved) refuse_frame(rank_);
+  if (count > post.total - post.moved) refuse_frame(rank());
   if (count > 0) std::memcpy(post.data + post.moved, bytes, count);
   post.moved += count;
   if (post.moved < post.total) return;
   post.state = PostState::kDone;
-  posts_.receives.granted.erase(found);
-}
-
-void MpiPeer::take_notice(const std::byte* bytes, std::size_t count) {
-  news_.said = decode_notice({reinterpret_cast<const char*>(bytes), count});
-  if (!news_.said)
-    news_.said = Failure{ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has ended", rank_)};
-  news_.receipt_due = true;
+  posts().receives.granted.erase(found);
 }
 
 bool MpiPeer::write() {
@@ -159,17 +145,17 @@ bool MpiPeer::put_news() {
 // True if there was something to send.
 bool MpiPeer::put_next() {
   if (parting_.sent) return false;
-  if (!posts_.receives.grants.empty()) {
-    const Grant grant = posts_.receives.grants.front();
-    posts_.receives.grants.pop_front();
+  if (!posts().receives.grants.empty()) {
+    const Grant grant = posts().receives.grants.front();
+    posts().receives.grants.pop_front();
     put({.kind = MpiFrame::Kind::kGrant,
          .slot = grant.slot,
          .number = grant.number,
          .total = grant.total},
         nullptr, 0);
-  } else if (!posts_.sends.to_begin.empty()) {
+  } else if (!posts().sends.to_begin.empty()) {
     begin_send();
-  } else if (!posts_.sends.streaming.empty()) {
+  } else if (!posts().sends.streaming.empty()) {
     put_data();
   } else {
     return false;
@@ -181,29 +167,29 @@ void MpiPeer::put(const MpiFrame& frame, const void* bytes, std::size_t count) {
   Flight flight{nullptr, memory_for(sizeof frame + count), sizeof frame + count};
   std::memcpy(flight.memory.get(), &frame, sizeof frame);
   if (count > 0) std::memcpy(flight.memory.get() + sizeof frame, bytes, count);
-  flight.request = communicator_.send(rank_, flight.memory.get(), flight.bytes);
+  flight.request = communicator_.send(rank(), flight.memory.get(), flight.bytes);
   sending_.push_back(std::move(flight));
 }
 
 // A post leaves its queue when it is safe elsewhere, because put() may throw.
 void MpiPeer::begin_send() {
-  Post* const post = posts_.sends.to_begin.front();
+  Post* const post = posts().sends.to_begin.front();
   const MpiFrame frame{.kind = post->asks ? MpiFrame::Kind::kAsk : MpiFrame::Kind::kMessage,
                        .slot = post->slot,
                        .number = post->number,
                        .total = post->bytes};
   if (post->asks) {
-    posts_.sends.asked[post->number] = post;
-    posts_.sends.to_begin.pop_front();
+    posts().sends.asked[post->number] = post;
+    posts().sends.to_begin.pop_front();
     return put(frame, nullptr, 0);
   }
   put(frame, post->data, post->bytes);
-  posts_.sends.to_begin.pop_front();
+  posts().sends.to_begin.pop_front();
   post->state = PostState::kDone;
 }
 
 void MpiPeer::put_data() {
-  Post* const post = posts_.sends.streaming.front();
+  Post* const post = posts().sends.streaming.front();
   const std::size_t part = std::min(post->bytes - post->moved, kMostMpiData);
   put({.kind = MpiFrame::Kind::kData,
        .slot = post->slot,
@@ -213,7 +199,7 @@ void MpiPeer::put_data() {
   post->moved += part;
   if (post->moved < post->bytes) return;
   post->state = PostState::kDone;
-  posts_.sends.streaming.pop_front();
+  posts().sends.streaming.pop_front();
 }
 
 void MpiPeer::leave(MpiLeftover& leftover) {

@@ -3,10 +3,8 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
-#include <string>
 
-#include "comm/core/posts.h"
+#include "comm/core/frame_peer.h"
 #include "comm/mpi/mpi_frame.h"
 #include "comm/mpi/mpi_process.h"
 
@@ -19,11 +17,9 @@ namespace lockstep::comm {
 // Blocking:  never.
 // Failure:   Unavailable with MPI's own words. Mismatch if messages contradict each other.
 // Ownership: borrows the memory of posts until they are done or retired.
-class MpiPeer {
+class MpiPeer : public FramePeer {
  public:
-  MpiPeer(int rank, MpiCommunicator& communicator) : rank_(rank), communicator_(communicator) {}
-
-  int rank() const { return rank_; }
+  MpiPeer(int rank, MpiCommunicator& communicator) : FramePeer(rank), communicator_(communicator) {}
 
   // A message of so many bytes can be received.
   void arrive(std::size_t bytes);
@@ -32,23 +28,16 @@ class MpiPeer {
   // Sends as much as may be under way at a time. True if something was sent.
   bool write();
 
-  PeerPosts& posts() { return posts_; }
-  // tell: the next write() begins with this notice. told: the peer has received it, or has ended.
-  void tell(const std::string& notice) { news_.notice = notice; }
-  bool told() const { return news_.receipt_came || news_.said || failure; }
+  bool told() const override { return news_.receipt_came || news_.said || failure; }
   // part: the next write() ends with the last frame to the peer. parted: its last frame has come, too,
   // or it is out of MPI's reach.
   void part() { parting_.due = true; }
   bool parted() const {
     return (parting_.came && parting_.sent && sending_.empty()) || (failure && !news_.said);
   }
-  const std::optional<Failure>& said() const { return news_.said; }
 
   // Gives away the frames that MPI still has.
   void leave(MpiLeftover& leftover);
-
-  // Why nothing more comes from it.
-  std::optional<Failure> failure;
 
  private:
   struct Flight {
@@ -59,9 +48,7 @@ class MpiPeer {
 
   void take(const MpiFrame& frame, const std::byte* bytes, std::size_t count);
   void take_message(const MpiFrame& frame, const std::byte* bytes, std::size_t count);
-  void take_ask(const MpiFrame& frame);
   void take_data(const MpiFrame& frame, const std::byte* bytes, std::size_t count);
-  void take_notice(const std::byte* bytes, std::size_t count);
   bool put_news();
   bool put_next();
   void put(const MpiFrame& frame, const void* bytes, std::size_t count);
@@ -70,19 +57,10 @@ class MpiPeer {
   std::unique_ptr<std::byte[]> memory_for(std::size_t bytes);
   void keep(Flight flight);
 
-  int rank_;
   MpiCommunicator& communicator_;
-  PeerPosts posts_;
   std::deque<Flight> coming_;                       // in the order in which MPI has shown them
   std::deque<Flight> sending_;                      // in order
   std::deque<std::unique_ptr<std::byte[]>> spare_;  // each for the longest frame
-  struct News {
-    std::string notice;  // to be sent; empty: none
-    bool receipt_due = false;
-    bool receipt_came = false;
-    std::optional<Failure> said;
-  };
-  News news_;
   struct Parting {
     bool due = false;
     bool sent = false;

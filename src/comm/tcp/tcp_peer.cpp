@@ -19,13 +19,13 @@ std::optional<Tagger> tagger_of(bool tagged, const std::string& key) {
 }  // namespace
 
 TcpPeer::TcpPeer(int rank, TcpWorld::Peer formed)
-    : rank_(rank),
+    : FramePeer(rank),
       address_(std::move(formed.address)),
       elsewhere_(formed.elsewhere),
       socket_(std::move(formed.connection.socket)),
       in_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_in)),
       out_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_out)) {
-  posts_.sends.short_bytes = kTcpShortBytes;
+  posts().sends.short_bytes = kTcpShortBytes;
 }
 
 FrameReader::Result TcpPeer::read() {
@@ -50,7 +50,7 @@ std::byte* TcpPeer::begin(const TcpFrame& frame) {
 }
 
 std::byte* TcpPeer::begin_message(const TcpFrame& frame) {
-  reading_.post = posts_.receives.take_wanted(frame.slot);
+  reading_.post = posts().receives.take_wanted(frame.slot);
   if (reading_.post && frame.total <= reading_.post->bytes) return reading_.post->data;
   reading_.arrival = {frame.number, frame.total, false, {}};
   reading_.arrival.bytes.resize(frame.bytes);
@@ -59,12 +59,12 @@ std::byte* TcpPeer::begin_message(const TcpFrame& frame) {
 
 // A message whose receive was withdrawn goes nowhere.
 std::byte* TcpPeer::begin_data(const TcpFrame& frame) {
-  const auto found = posts_.receives.granted.find(frame.number);
-  if (found == posts_.receives.granted.end()) return nullptr;
+  const auto found = posts().receives.granted.find(frame.number);
+  if (found == posts().receives.granted.end()) return nullptr;
   Post* const post = found->second;
   if (frame.bytes > post->total - post->moved) {
-    throw Mismatch(fmt::format("a message of rank {} is longer than it says: it is broken", rank_),
-                   {rank_});
+    throw Mismatch(fmt::format("a message of rank {} is longer than it says: it is broken", rank()),
+                   {rank()});
   }
   reading_.post = post;
   return post->data + post->moved;
@@ -75,27 +75,17 @@ void TcpPeer::end(const TcpFrame& frame) {
     case TcpFrame::Kind::kMessage:
       end_message(frame);
       break;
-    case TcpFrame::Kind::kAsk: {
-      EarlyMessage asked{frame.number, frame.total, true, {}};
-      if (Post* const post = posts_.receives.take_wanted(frame.slot)) {
-        posts_.match(*post, std::move(asked));
-      } else {
-        posts_.receives.arrived.emplace(frame.slot, std::move(asked));
-      }
+    case TcpFrame::Kind::kAsk:
+      take_ask(frame.slot, frame.number, frame.total);
       break;
-    }
     case TcpFrame::Kind::kGrant:
-      posts_.sends.granted(frame.number);
+      posts().sends.granted(frame.number);
       break;
     case TcpFrame::Kind::kData:
       end_data(frame);
       break;
     case TcpFrame::Kind::kNotice:
-      news_.said = decode_notice(reading_.notice);
-      if (!news_.said)
-        news_.said =
-            Failure{ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has ended", rank_)};
-      news_.receipt_due = true;
+      take_notice(reading_.notice);
       break;
     case TcpFrame::Kind::kReceipt:
       news_.receipt_came = true;
@@ -109,14 +99,14 @@ void TcpPeer::end(const TcpFrame& frame) {
 // A receive may have been posted while the bytes came.
 void TcpPeer::end_message(const TcpFrame& frame) {
   if (reading_.dropped) return;
-  Post* const post = reading_.post ? reading_.post : posts_.receives.take_wanted(frame.slot);
+  Post* const post = reading_.post ? reading_.post : posts().receives.take_wanted(frame.slot);
   if (!post) {
-    posts_.receives.arrived.emplace(frame.slot, std::move(reading_.arrival));
+    posts().receives.arrived.emplace(frame.slot, std::move(reading_.arrival));
   } else if (reading_.post && frame.total <= post->bytes) {
     post->total = frame.total;
     post->state = PostState::kDone;
   } else {
-    posts_.match(*post, std::move(reading_.arrival));
+    posts().match(*post, std::move(reading_.arrival));
   }
 }
 
@@ -126,7 +116,7 @@ void TcpPeer::end_data(const TcpFrame& frame) {
   post.moved += frame.bytes;
   if (post.moved < post.total) return;
   post.state = PostState::kDone;
-  posts_.receives.granted.erase(frame.number);
+  posts().receives.granted.erase(frame.number);
 }
 
 bool TcpPeer::write() {
@@ -146,9 +136,9 @@ bool TcpPeer::write() {
 
 bool TcpPeer::wants_to_write() const {
   if (out_.closed()) return false;
-  return !out_.idle() || news_.receipt_due || !news_.notice.empty() || news_.beat_due ||
-         !posts_.receives.grants.empty() || !posts_.sends.to_begin.empty() ||
-         !posts_.sends.streaming.empty();
+  return !out_.idle() || news_.receipt_due || !news_.notice.empty() || life_.beat_due ||
+         !posts().receives.grants.empty() || !posts().sends.to_begin.empty() ||
+         !posts().sends.streaming.empty();
 }
 
 // What the writer had is on its way.
@@ -158,8 +148,8 @@ void TcpPeer::finish_frame() {
   post->moved += writing_.bytes;
   if (post->moved < post->bytes) return;
   post->state = PostState::kDone;
-  if (!posts_.sends.streaming.empty() && posts_.sends.streaming.front() == post)
-    posts_.sends.streaming.pop_front();
+  if (!posts().sends.streaming.empty() && posts().sends.streaming.front() == post)
+    posts().sends.streaming.pop_front();
 }
 
 // True if there was something to write.
@@ -176,30 +166,30 @@ bool TcpPeer::put_next() {
     news_.notice.clear();
     return true;
   }
-  if (!posts_.receives.grants.empty()) {
-    const Grant grant = posts_.receives.grants.front();
-    posts_.receives.grants.pop_front();
+  if (!posts().receives.grants.empty()) {
+    const Grant grant = posts().receives.grants.front();
+    posts().receives.grants.pop_front();
     out_.put({TcpFrame::Kind::kGrant, 0, grant.slot, grant.number, grant.total}, nullptr);
     return true;
   }
-  if (!posts_.sends.to_begin.empty()) {
+  if (!posts().sends.to_begin.empty()) {
     begin_send();
     return true;
   }
-  if (!posts_.sends.streaming.empty()) {
-    put_data(*posts_.sends.streaming.front());
+  if (!posts().sends.streaming.empty()) {
+    put_data(*posts().sends.streaming.front());
     return true;
   }
-  return std::exchange(news_.beat_due, false) && put(TcpFrame::Kind::kBeat);
+  return std::exchange(life_.beat_due, false) && put(TcpFrame::Kind::kBeat);
 }
 
 // A post leaves its queue when it is safe elsewhere. The writer has it only after put(), which may
 // throw.
 void TcpPeer::begin_send() {
-  Post* const post = posts_.sends.to_begin.front();
+  Post* const post = posts().sends.to_begin.front();
   if (post->asks) {
-    posts_.sends.asked[post->number] = post;
-    posts_.sends.to_begin.pop_front();
+    posts().sends.asked[post->number] = post;
+    posts().sends.to_begin.pop_front();
     out_.put({TcpFrame::Kind::kAsk, 0, post->slot, post->number, post->bytes}, nullptr);
     return;
   }
@@ -207,7 +197,7 @@ void TcpPeer::begin_send() {
             post->number, post->bytes},
            post->data);
   writing_ = {post, post->bytes};
-  posts_.sends.to_begin.pop_front();
+  posts().sends.to_begin.pop_front();
 }
 
 void TcpPeer::put_data(Post& post) {
@@ -228,7 +218,7 @@ void TcpPeer::retire(Post& post) {
     reading_.post = nullptr;
     reading_.dropped = true;
   }
-  posts_.retire(post);
+  posts().retire(post);
 }
 
 void TcpPeer::fail_posts(const Failure& why) {
@@ -238,7 +228,7 @@ void TcpPeer::fail_posts(const Failure& why) {
     retire(*post);
   }
   out_.keep();
-  posts_.fail(why);
+  posts().fail(why);
 }
 
 void TcpPeer::shut_down() {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/fd.h"
-#include "comm/core/posts.h"
+#include "comm/core/frame_peer.h"
 #include "comm/tcp/tcp_link.h"
 #include "comm/tcp/tcp_stream.h"
 
@@ -17,13 +17,12 @@ namespace lockstep::comm {
 // Blocking:  never.
 // Failure:   read() throws Mismatch if messages contradict each other.
 // Ownership: owns the socket. Borrows the memory of posts until they are done or retired.
-class TcpPeer : private FrameSink {
+class TcpPeer : public FramePeer, private FrameSink {
  public:
   using Clock = Deadline::Clock;
 
   TcpPeer(int rank, TcpWorld::Peer formed);
 
-  int rank() const { return rank_; }
   int socket() const { return socket_.get(); }
   const std::string& address() const { return address_; }
   bool elsewhere() const { return elsewhere_; }
@@ -36,26 +35,17 @@ class TcpPeer : private FrameSink {
   bool wants_to_write() const;
   void shut_down();
 
-  PeerPosts& posts() { return posts_; }
-  // The post's memory is not used any more.
-  void retire(Post& post);
-  void fail_posts(const Failure& failure);
+  void retire(Post& post) override;
+  void fail_posts(const Failure& why) override;
+  bool told() const override { return news_.receipt_came || life_.closed; }
 
-  // tell: the next write() begins with this notice. told: the peer has received it, or its
-  // connection has ended.
-  void tell(const std::string& notice) { news_.notice = notice; }
-  bool told() const { return news_.receipt_came || life_.closed; }
-  const std::optional<Failure>& said() const { return news_.said; }
   // If nothing was sent since `before`, the next write() sends a sign of life.
-  void beat(Clock::time_point before) { news_.beat_due = life_.wrote < before; }
+  void beat(Clock::time_point before) { life_.beat_due = life_.wrote < before; }
   // Whether it has spoken, and nothing was heard since `before`.
   bool silent_since(Clock::time_point before) const { return life_.heard && *life_.heard < before; }
   void forgive(Clock::time_point now) {
     if (life_.heard) life_.heard = now;
   }
-
-  // Why nothing more comes from it.
-  std::optional<Failure> failure;
 
  private:
   std::byte* begin(const TcpFrame& frame) override;
@@ -69,13 +59,11 @@ class TcpPeer : private FrameSink {
   void put_data(Post& post);
   void finish_frame();
 
-  int rank_;
   std::string address_;
   bool elsewhere_;
   base::Fd socket_;
   FrameReader in_;
   FrameWriter out_;
-  PeerPosts posts_;
 
   // The frame that is being read: whose memory it goes to, or what nobody waited for when it began.
   struct Reading {
@@ -91,17 +79,9 @@ class TcpPeer : private FrameSink {
     std::size_t bytes = 0;
   };
   Writing writing_;
-  // What is to be sent beside messages, and what was heard.
-  struct News {
-    std::string notice;  // empty: none
-    bool receipt_due = false;
-    bool receipt_came = false;
-    bool beat_due = false;
-    std::optional<Failure> said;
-  };
-  News news_;
   struct Life {
     bool closed = false;
+    bool beat_due = false;
     // Only if it is elsewhere.
     std::optional<Clock::time_point> heard;  // nothing until its world has formed, too
     Clock::time_point wrote = Clock::now();
