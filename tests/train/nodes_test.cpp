@@ -24,6 +24,28 @@ class TrainNodes : public Train {
     return start(options);
   }
 
+  // An elastic job on two hosts, of 1 and 2 workers. When the first says this, the launcher of the second gets the signal. The
+  // first has trained to the end, and written two.json.
+  struct Both {
+    Command first;
+    Command second;
+  };
+  Both without_second(std::vector<std::string> job, const std::string& when, int signal) const {
+    job.insert(job.end(), {"--max-restarts", "9"});
+    auto first_job = job;
+    first_job.insert(first_job.end(), {"--report", path("two.json")});
+    Both both{node(0, 1, first_job), node(1, 2, job)};
+    if (!both.first.wait_for(when, 1, seconds(60))) {
+      ADD_FAILURE() << "not said: " << when << "\n" << both.first.err();
+      return both;
+    }
+    ::kill(both.second.pid(), signal);
+    EXPECT_TRUE(both.first.finish(seconds(100)) && both.second.finish(seconds(100)));
+    EXPECT_EQ(both.first.exit_code(), 0) << both.first.out() << both.first.err();
+    EXPECT_THAT(processes_with(marker_), IsEmpty());
+    return both;
+  }
+
   // The hash of this job on one worker of one host.
   std::string hash_alone(std::vector<std::string> job) const {
     job.insert(job.end(), {"--report", path("one.json"), "--workers", "1"});
@@ -33,6 +55,7 @@ class TrainNodes : public Train {
 
   std::string hash_in(const std::string& report) const {
     std::ifstream file(path(report));
+    if (!file) return "no " + report;
     return nlohmann::json::parse(file)["weights_sha256"];
   }
 
@@ -69,68 +92,41 @@ TEST_F(TrainNodes, WorkerThatIsToldToStopStopsEveryHostWith75) {
 
 // A worker of the other host dies, then that host as a whole: its launcher and all that it has started.
 TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
-  const std::vector<std::string> job = {"--steps", "300", "--checkpoint", "none"};
+  std::vector<std::string> job = {"--steps", "300", "--checkpoint", "none"};
   const std::string expected = hash_alone(job);
-  auto elastic = job;
-  elastic.insert(elastic.end(), {"--max-restarts", "9", "--faults", "kill@20:2:update"});
-  auto first_job = elastic;
-  first_job.insert(first_job.end(), {"--report", path("two.json")});
-  Command first = node(0, 1, first_job);
-  Command second = node(1, 2, elastic);
-  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(60))) << first.err();
-  ::kill(second.pid(), SIGKILL);
-  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
-  EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
-  EXPECT_THAT(first.err(), HasSubstr("lost node 1"));
-  EXPECT_THAT(first.err(), HasSubstr("1 worker goes on"));
+  job.insert(job.end(), {"--faults", "kill@20:2:update"});
+  const Both both = without_second(job, "3 workers train from here on", SIGKILL);
+  EXPECT_THAT(both.first.err(), HasSubstr("lost node 1"));
+  EXPECT_THAT(both.first.err(), HasSubstr("1 worker goes on"));
   EXPECT_EQ(hash_in("two.json"), expected);
-  EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
 // Workers own slices of the weights while there are two hosts, though those of one host could share memory; and at the end one
 // worker is left, who has all of them. The order explains it all.
 TEST_F(TrainNodes, AsynchronousStepsOfTwoHostsAreReplayedOnOne) {
-  const std::vector<std::string> job = {"--steps", "300",      "--staleness", "2",    "--round",
-                                        "10",      "--shards", "4",           "--lr", "0.01"};
-  auto elastic = job;
-  elastic.insert(elastic.end(), {"--max-restarts", "9", "--checkpoint", "none", "--faults",
-                                 "kill@20:2:small", "--order", path("order")});
-  auto first_job = elastic;
-  first_job.insert(first_job.end(), {"--report", path("two.json")});
-  Command first = node(0, 1, first_job);
-  Command second = node(1, 2, elastic);
-  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(60))) << first.err();
-  ::kill(second.pid(), SIGKILL);
-  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
-  EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
-  EXPECT_THAT(first.err(), HasSubstr("1 worker goes on"));
+  const std::vector<std::string> job = {"--steps", "300",  "--staleness",  "2",
+                                        "--round", "10",   "--shards",     "4",
+                                        "--lr",    "0.01", "--checkpoint", "none"};
+  auto recorded = job;
+  recorded.insert(recorded.end(), {"--faults", "kill@20:2:small", "--order", path("order")});
+  const Both both = without_second(recorded, "3 workers train from here on", SIGKILL);
+  EXPECT_THAT(both.first.err(), HasSubstr("1 worker goes on"));
   auto replay = job;
-  replay.insert(replay.end(), {"--checkpoint", "none", "--replay", path("order")});
+  replay.insert(replay.end(), {"--replay", path("order")});
   EXPECT_EQ(hash_in("two.json"), hash_alone(replay));
-  EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
 // A scheduler wants the other host back: its workers leave between two batches, and no step is repeated.
 TEST_F(TrainNodes, AHostThatIsToldToEndLeavesAndChangesNoBit) {
   const std::vector<std::string> job = {"--steps", "150"};
   const std::string expected = hash_alone(job);
-  auto elastic = job;
-  elastic.insert(elastic.end(), {"--max-restarts", "9"});
-  auto first_job = elastic;
-  first_job.insert(first_job.end(), {"--report", path("two.json")});
-  Command first = node(0, 1, first_job);
-  Command second = node(1, 2, elastic);
-  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60))) << first.err();
-  ::kill(second.pid(), SIGTERM);
-  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
-  EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
-  EXPECT_THAT(first.err(), HasSubstr("got SIGTERM and leaves"));
-  EXPECT_THAT(first.err(), HasSubstr("has left; 1 worker goes on"));
-  EXPECT_THAT(first.err(), ::testing::Not(HasSubstr("replacement")));
-  EXPECT_EQ(second.exit_code(), 128 + SIGTERM);
-  EXPECT_THAT(second.err(), HasSubstr("this host has left the job, which goes on"));
+  const Both both = without_second(job, "step 1/", SIGTERM);
+  EXPECT_THAT(both.first.err(), HasSubstr("got SIGTERM and leaves"));
+  EXPECT_THAT(both.first.err(), HasSubstr("has left; 1 worker goes on"));
+  EXPECT_THAT(both.first.err(), ::testing::Not(HasSubstr("replacement")));
+  EXPECT_EQ(both.second.exit_code(), 128 + SIGTERM);
+  EXPECT_THAT(both.second.err(), HasSubstr("this host has left the job, which goes on"));
   EXPECT_EQ(hash_in("two.json"), expected);
-  EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
 // If the others would be too few, the job is told to end, as ever.
