@@ -195,6 +195,17 @@ int Rounds::fragment(std::int64_t step) const {
   return static_cast<int>((step - from) / steps % fragments_);
 }
 
+std::int64_t Rounds::exchanges(std::int64_t steps) const {
+  std::int64_t count = 0;
+  for (std::size_t stage = 0; stage < stages_.size() && stages_[stage].from < steps; ++stage) {
+    const bool is_last = stage + 1 == stages_.size();
+    const std::int64_t end = is_last ? steps : std::min(steps, stages_[stage + 1].from);
+    const std::int64_t rounds = 1 + (end - stages_[stage].from - 1) / stages_[stage].steps;
+    count += 1 + (rounds - 1) / fragments_;
+  }
+  return count;
+}
+
 // A stretch: the steps of the loop that are in one stage. Its first and its last round may be cut; the others have the length of
 // the stage.
 ShardStep Rounds::batch(std::int64_t number, StepRange loop, ShardRange hosted) const {

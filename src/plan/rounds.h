@@ -43,6 +43,9 @@ class Rounds {
   // The fragment whose turn it is in the round that `step` belongs to; 0 if there are none.
   int fragment(std::int64_t step) const;
 
+  // How often a fragment is exchanged in the first so many steps; without local steps, each of them counts.
+  std::int64_t exchanges(std::int64_t steps) const;
+
   // Of a loop over these steps, which begins with a round: the batch with this number, from 0 on.
   ShardStep batch(std::int64_t number, StepRange loop, ShardRange hosted) const;
 

@@ -51,6 +51,22 @@ TEST(Rounds, TakeFragmentsInTurn) {
   EXPECT_THROW(LocalSteps::streaming_diloco(4, 1), BadInput);
 }
 
+TEST(Rounds, ExchangesAreCounted) {
+  EXPECT_EQ(Rounds().exchanges(7), 7);
+  EXPECT_EQ(Rounds(LocalSteps::sgd(4)).exchanges(8), 2);
+  EXPECT_EQ(Rounds(LocalSteps::sgd(4)).exchanges(9), 3);
+  LocalSteps later = LocalSteps::sgd(4);
+  later.stages = {{0, 1}, {10, 4}};
+  EXPECT_EQ(Rounds(later).exchanges(10), 10);
+  EXPECT_EQ(Rounds(later).exchanges(18), 12);
+  LocalSteps streamed = LocalSteps::sgd(4);
+  streamed.streaming = Streaming{.fragments = 3};
+  EXPECT_EQ(Rounds(streamed).exchanges(12), 1);
+  EXPECT_EQ(Rounds(streamed).exchanges(13), 2);
+  const std::int64_t endless = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(Rounds(LocalSteps::sgd(4)).exchanges(endless), endless / 4 + 1);
+}
+
 TEST(Rounds, FragmentsHaveAboutAsManyBytes) {
   using Ends = std::vector<std::size_t>;
   const auto ends = [](const std::vector<std::size_t>& bytes, int fragments) {

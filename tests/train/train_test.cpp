@@ -13,6 +13,7 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::Not;
 
@@ -65,6 +66,22 @@ TEST_F(Train, PrintsPlainLinesAndASummaryWhenPiped) {
   EXPECT_THAT(command.out(), HasSubstr("identical"));
   EXPECT_THAT(command.out(), Not(HasSubstr("\033")));
   EXPECT_THAT(command.out(), Not(HasSubstr("\r")));
+}
+
+TEST_F(Train, SaysThatACodecWouldBeginBehindTheEnd) {
+  const std::vector<std::string> job = {"--steps", "6", "--engine", "tcp"};
+  const auto said = [&](std::vector<std::string> more) {
+    more.insert(more.end(), job.begin(), job.end());
+    return finished(more).out();
+  };
+  EXPECT_THAT(said({"--codec", "power-sgd"}),
+              AllOf(HasSubstr("power-sgd:1:1000: encodes nothing, because it begins after 1000 "),
+                    Not(HasSubstr("traffic"))));
+  EXPECT_THAT(said({"--codec", "power-sgd:1:5"}),
+              AllOf(Not(HasSubstr("encodes nothing")), HasSubstr("traffic")));
+  EXPECT_THAT(
+      said({"--codec", "power-sgd:1:3", "--local-steps", "2"}),
+      HasSubstr("begins after 3 exchanges, the last number of its name, and the job has 3"));
 }
 
 TEST_F(Train, DrawsABarOnATerminalAndEndsOnCtrlC) {

@@ -14,6 +14,7 @@
 #include "app/train/progress.h"
 #include "app/train/shard_probe.h"
 #include "control/gather_text.h"
+#include "plan/rounds.h"
 #include "plan/traffic.h"
 #include "plan/tree.h"
 #include "torch/device/onednn.h"
@@ -337,8 +338,9 @@ std::string codec_of(const TrainArguments& arguments) {
   return codec ? codec->name() : "";
 }
 
-// Gradients in memory that all workers read are summed in place, and none travels.
-StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
+// Of so many reductions of each gradient. Gradients in memory that all workers read are summed in place, and none travels.
+StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards,
+                            std::int64_t reductions) {
   replica::Replicated& state = replica::inside(model);
   const bool levels = asked == Algorithm::kAutomatic && state.banks().front().memory().on_host();
   const Algorithm algorithm = state.comm().runs(levels ? Algorithm::kTwoLevels : asked, shards);
@@ -349,6 +351,7 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   if (workers > 1 && (state.reads_all_gradients() || falls_back))
     return {.in_place = true, .bytes = 0, .times_ring = {}};
   if (const auto& encoding = state.parts().encoding) {
+    if (encoding->begins_at() >= reductions) return {};
     const auto& buckets = state.parts().plan.buckets;
     StepTraffic traffic{.bytes = encoding->busiest(buckets, shards, workers)};
     double ring = 0;
@@ -359,6 +362,23 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   return traffic_of(algorithm, shards, workers,
                     plan::in_layout(state.parts().plan.buckets, state.banks().layout()),
                     state.comm().hosts());
+}
+
+// What a codec saves; or that it begins behind the job's end.
+std::string about_codec(const TrainArguments& arguments, const Trainer& trainer,
+                        std::int64_t reductions, int workers) {
+  const auto& encoding = replica::inside(trainer.reduced()).parts().encoding;
+  const std::string name = encoding->codec().name();
+  if (encoding->begins_at() >= reductions) {
+    return fmt::format(
+        "{}: encodes nothing, because it begins after {} {}, the last number of its name, and the "
+        "job has {}",
+        name, encoding->begins_at(), arguments.local.enabled() ? "exchanges" : "steps", reductions);
+  }
+  const StepTraffic traffic =
+      traffic_of_step(trainer.reduced(), arguments.algorithm, trainer.shards(), reductions);
+  const std::string said = spoken(traffic, {trainer.shards(), workers, arguments.local.enabled()});
+  return name + (said.empty() ? "" : ": " + said);
 }
 
 // A task gets the weights, but for the slice that its worker owns, and sends as much of its gradient; and of the weights that it
@@ -412,19 +432,16 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
     progress.line("measuring one worker alone …");
     alone = samples_per_second_alone(arguments, trainer.shards(), world, data);
   }
-  if (report.codec = codec_of(arguments); !report.codec.empty()) {
-    const StepTraffic traffic =
-        traffic_of_step(trainer.reduced(), arguments.algorithm, trainer.shards());
-    const std::string said =
-        spoken(traffic, {trainer.shards(), world.size(), arguments.local.enabled()});
-    progress.line("codec " + report.codec + (said.empty() ? "" : ": " + said));
-  }
+  const std::int64_t reductions = plan::Rounds(arguments.local).exchanges(trainer.total_steps());
+  if (report.codec = codec_of(arguments); !report.codec.empty())
+    progress.line("codec " + about_codec(arguments, trainer, reductions, world.size()));
   report.shard_cost = cost_of_shards(arguments, trainer, world, data);
   if (report.shard_cost && !spoken(*report.shard_cost).empty())
     progress.line(spoken(*report.shard_cost));
   report.total_steps = trainer.total_steps();
   report.result = trainer.run();
-  report.traffic = traffic_of_step(trainer.reduced(), arguments.algorithm, report.result.shards);
+  report.traffic =
+      traffic_of_step(trainer.reduced(), arguments.algorithm, report.result.shards, reductions);
   if (const auto& rule = arguments.local.asynchronous; rule && report.traffic.bytes.value_or(0) > 0)
     report.traffic = traffic_of_task(trainer.reduced(), *rule);
   if (alone > 0 && report.result.step_ms_p50 > 0) {

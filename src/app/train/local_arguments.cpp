@@ -196,7 +196,9 @@ void check_local(const TrainArguments& arguments) {
     leave_out("--noise-scale", "there are no gradients of shards to compare");
   if (arguments.ema > 0) leave_out("--ema", "no average is kept between two exchanges");
   if (shared && !arguments.codec.empty() && arguments.codec != "none")
-    leave_out("--codec", "where workers share weights nothing travels");
+    leave_out("--codec", "what asynchronous steps send is not encoded");
+  if (shared && arguments.algorithm != Algorithm::kAutomatic)
+    leave_out("--algorithm", "asynchronous steps have no all-reduce");
   if (shared && !arguments.verify.empty() && arguments.local.asynchronous->replay.empty())
     throw BadInput(fmt::format(
         "--verify with {}: another order has other bits; add --replay, with the order of that run",

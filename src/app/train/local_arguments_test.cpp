@@ -124,7 +124,8 @@ TEST(LocalArguments, AsynchronousStepsThatMakeNoSenseAreRefused) {
   EXPECT_THAT(refused({"--staleness", "1", "--delay-compensation=-1"}),
               HasSubstr("a delay compensation of -1"));
   EXPECT_THAT(refused({"--staleness", "1", "--local-steps", "4"}), HasSubstr("--local-steps"));
-  EXPECT_THAT(refused({"--staleness", "1", "--codec", "bf16"}), HasSubstr("nothing travels"));
+  EXPECT_THAT(refused({"--staleness", "1", "--codec", "bf16"}), HasSubstr("is not encoded"));
+  EXPECT_THAT(refused({"--staleness", "1", "--algorithm", "ring"}), HasSubstr("no all-reduce"));
   EXPECT_THAT(refused({"--staleness", "1", "--ema", "0.9"}), HasSubstr("with --staleness"));
   EXPECT_THAT(refused({"--staleness", "1", "--order", "/no/such/folder/x"}),
               HasSubstr("there is no directory"));

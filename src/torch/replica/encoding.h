@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -36,6 +37,8 @@ class Encoding {
   const Codec& codec() const { return *codec_; }
   const plan::Layout& layout() const { return layout_; }
   bool keeps_state() const { return codec_->has_error_feedback(); }
+  // The step from which on gradients are encoded.
+  virtual std::int64_t begins_at() const { return 0; }
 
   // Error feedback of so many shards, zero at first. Another call with the same number does nothing; with another number it
   // is BadInput, because feedback would be lost. Collective.

@@ -79,7 +79,7 @@ void LowRank::allocate(Comm& comm, int shards) {
 }
 
 bool LowRank::begun() const {
-  return steps_.item<std::int64_t>() >= codec_.from();
+  return steps_.item<std::int64_t>() >= begins_at();
 }
 
 void LowRank::end_step() {

@@ -35,6 +35,7 @@ class LowRank : public Encoding {
   LowRank(const DataParallelOptions& options, const flat::PowerSgd& codec,
           const std::vector<NamedTensor>& trained, const plan::Layout& layout);
 
+  std::int64_t begins_at() const override { return codec_.from(); }
   // The factors are sums over all shards, so it takes messages everywhere.
   Reach reach(Reach) const override;
   std::unique_ptr<Reduction> reduction(Reach reach, Comm& comm, Banks& banks,

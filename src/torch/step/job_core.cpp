@@ -172,12 +172,12 @@ Properties JobCore::properties() const {
     all["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
   all["seed"] = std::to_string(options.seed);
   all["samples"] = std::to_string(data_.samples);
-  const auto is_whole = [](const JobModels::Trained& one) { return one.is_whole(); };
-  const auto whole = std::count_if(models_.trained.begin(), models_.trained.end(), is_whole);
+  const auto count = std::count_if(models_.trained.begin(), models_.trained.end(),
+                                   [](const auto& one) { return one.is_first_fragment(); });
   for (const JobModels::Trained& one : models_.trained) {
-    if (!one.is_whole()) continue;
+    if (!one.is_first_fragment()) continue;
     const std::string of =
-        whole > 1 ? "/" + (one.local ? one.local->name() : one.model.name()) : "";
+        count > 1 ? "/" + (one.local ? one.local->name() : one.model.name()) : "";
     const optim::Optimizer& rules = one.local ? one.local->inner() : *one.optimizer;
     for (const auto& [name, value] : properties_of(rules, one.model)) all[name + of] = value;
   }
@@ -245,7 +245,7 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
   for (JobModels::Trained& trained : models_.trained) {
     const auto& local = trained.local;
     const bool begins = !again && !generation_.world.joined_later();
-    const bool takes = local && trained.is_whole() && !progress_.regroups;
+    const bool takes = local && trained.is_first_fragment() && !progress_.regroups;
     if (takes && (begins || local->was_written())) local->take_weights();
     trained.model.prepare(setup_.options.shards);
   }

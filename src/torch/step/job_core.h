@@ -47,8 +47,8 @@ struct JobModels {
     bool averages = false;  // some Step wants to see the averages before an update
     std::shared_ptr<LocalModel> local = nullptr;  // null: no local steps
     int fragment = 0;                             // of `local`
-    // What is said of a model that has fragments is said with its first one.
-    bool is_whole() const { return fragment == 0; }
+    // True also for a model without fragments. What belongs to a whole model is done with this one.
+    bool is_first_fragment() const { return fragment == 0; }
   };
   struct Scaled {
     std::string step;  // the first that uses it

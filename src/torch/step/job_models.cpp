@@ -81,12 +81,12 @@ JobState JobModels::named_state() const {
     const auto found = std::find_if(trained.begin(), trained.end(),
                                     [&](const Trained& one) { return one.model == model; });
     const bool local = found != trained.end() && found->local;
-    if (local && !found->is_whole()) continue;
+    if (local && !found->is_first_fragment()) continue;
     state.add_model(name_of(model), local ? found->local->weights() : model.parameters(),
                     model.buffers());
   }
   for (const Trained& one : trained) {
-    if (!one.is_whole()) continue;
+    if (!one.is_first_fragment()) continue;
     one.local ? state.add_local(name_of(one.model), *one.local)
               : state.add_optimizer(name_of(one.model), *one.optimizer);
   }

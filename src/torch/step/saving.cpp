@@ -32,7 +32,7 @@ void JobCore::begin_checkpoint() {
     control::Faults::here().strike("checkpoint", step);
     for (JobModels::Trained& trained : models_.trained) {
       trained.model.complete_codec();
-      if (trained.local && trained.is_whole()) trained.local->complete();
+      if (trained.local && trained.is_first_fragment()) trained.local->complete();
     }
     checkpoints_->begin(state_, step, with_data(properties(), data_.record));
     progress_.written = false;
