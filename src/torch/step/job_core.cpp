@@ -65,7 +65,7 @@ void JobCore::rebind(World& world) {
   if (!progress_.regroups) numbers_.pending.reset();
   // Some survivors may have heard of it before a worker was lost, and others not. Who asks will ask again.
   if (numbers_.pending) numbers_.pending->drop_asks();
-  progress_.stop = progress_.newcomers = progress_.due = progress_.written = false;
+  progress_.asked = {};
   JobSetup setup = setup_;
   setup.options.shards = setup_.asked_shards;  // workers that join ask for the same
   generation_ = make_generation(world, setup);
@@ -302,7 +302,7 @@ std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
   control::begin_loop(generation_.world);
   catch_up(progress_.commits);
   warn_beyond(end);
-  progress_.stop = progress_.stopped = false;
+  progress_.asked.stop = progress_.stopped = false;
   if (data_.streams) data_.positions->read(*data_.streams);
   auto loop = std::make_shared<Loop>(shared_from_this(),
                                      data_.streams ? DatasetPtr(data_.streams) : dataset, options);
@@ -459,11 +459,7 @@ bool JobCore::collect() {
         "Step: report it there, too, with a weight of 0 if there is nothing to count",
         about.step));
   }
-  const PhaseResult::Asks asks = result->asks();
-  progress_.stop = progress_.stop || asks.stop;
-  progress_.newcomers = progress_.newcomers || asks.newcomers;
-  progress_.due = progress_.due || asks.checkpoint;
-  progress_.written = progress_.written || asks.written;
+  progress_.asked.add(result->asks());
   tell_result(result);
   // A loss of a half type may overflow, too. A scaler that goes on from there has skipped the step.
   if (!about.skipped) check_loss(*result);
@@ -528,13 +524,13 @@ void JobCore::end_batch() {
   save_if_due(batch);
   if (!can_recover()) return;
   generation_.world.allow_workers(setup_.options.shards);
-  if (progress_.newcomers && progress_.next < progress_.loop->end()) join_newcomers();
+  if (progress_.asked.newcomers && progress_.next < progress_.loop->end()) join_newcomers();
 }
 
 void JobCore::end_loop() {
   settle();
   checked([this] { progress_.loop->check_at_rest(progress_.next - 1); });
-  progress_.stopped = progress_.stop && progress_.next < progress_.loop->end();
+  progress_.stopped = progress_.asked.stop && progress_.next < progress_.loop->end();
   if (progress_.stopped) stop_requested_.store(false);
   note_streams(progress_.next);
   save();

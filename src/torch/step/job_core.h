@@ -150,12 +150,9 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     bool opened = false;       // a loop, now or before
     bool running = false;      // a phase is under way; stays so if it fails
     bool regroups = false;     // workers have changed, and the job goes to those that are there
-    bool newcomers = false;    // all workers know that others wait to join,
-    bool due = false;          // … that the leader's clock wants a checkpoint,
-    bool written = false;      // … and that the write of one has ended
     bool partial = false;      // an exception has left the loop in a batch that a Step had used
-    bool stop = false;         // all workers know that the job stops
-    bool stopped = false;      // a loop has ended because of that
+    bool stopped = false;      // a loop has ended because the job was told to stop
+    PhaseResult::Asks asked;   // what all workers know that some of them have asked for
     Loop* loop = nullptr;      // the open one
     std::shared_ptr<const Legacy> legacy =
         {};                            // until its phase is taken over; null: there is none

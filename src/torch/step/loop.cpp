@@ -275,7 +275,7 @@ bool Loop::advance() {
 }
 
 bool Loop::go_on() {
-  if (job_->progress_.next < end_ && !job_->progress_.stop) {
+  if (job_->progress_.next < end_ && !job_->progress_.asked.stop) {
     go_to(job_->progress_.next);
     return true;
   }

@@ -60,6 +60,12 @@ class PhaseResult {
     bool newcomers = false;   // workers wait to join
     bool checkpoint = false;  // it is time for one
     bool written = false;     // the write of one has ended
+    void add(const Asks& more) {
+      stop = stop || more.stop;
+      newcomers = newcomers || more.newcomers;
+      checkpoint = checkpoint || more.checkpoint;
+      written = written || more.written;
+    }
   };
   // What only this worker knows.
   struct Local {

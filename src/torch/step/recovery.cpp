@@ -253,7 +253,7 @@ void JobCore::recover_at_rest() {
 
 void JobCore::join_newcomers() {
   settle();
-  progress_.newcomers = false;
+  progress_.asked.newcomers = false;
   regroup_at_rest(false, progress_.next);
 }
 

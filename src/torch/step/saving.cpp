@@ -21,7 +21,7 @@ void JobCore::begin_checkpoint() {
         "last checkpoint");
   }
   settle();
-  progress_.due = false;
+  progress_.asked.checkpoint = false;
   const std::int64_t step = position();
   if (!checkpoints_ || setup_.only_reads || saved_at() == step) return;
   if (progress_.loop != nullptr) checked([&] { progress_.loop->check_at_rest(step - 1); });
@@ -35,13 +35,13 @@ void JobCore::begin_checkpoint() {
       if (trained.local && trained.is_first_fragment()) trained.local->complete();
     }
     checkpoints_->begin(state_, step, with_data(properties(), data_.record));
-    progress_.written = false;
+    progress_.asked.written = false;
   });
 }
 
 // Waits until the checkpoint under way is on the disk. Collective.
 void JobCore::finish_checkpoint() {
-  progress_.written = false;
+  progress_.asked.written = false;
   checkpoints_->finish();
   const std::int64_t step = checkpoints_->on_disk();
   std::erase_if(calls_, [step](const Call& call) { return call.step < step; });
@@ -65,10 +65,10 @@ void JobCore::save_if_due(const GlobalBatch& batch) {
   bool due = batch.ends_epoch();
   if (const std::int64_t every = options.checkpoint_every_steps; every > 0)
     due = progress_.next / every > batch.step() / every;
-  if (options.checkpoint_every_seconds > 0) due = progress_.due;
+  if (options.checkpoint_every_seconds > 0) due = progress_.asked.checkpoint;
   if (due) return begin_checkpoint();
   repeated([this] {
-    if (progress_.written && checkpoints_->is_under_way()) finish_checkpoint();
+    if (progress_.asked.written && checkpoints_->is_under_way()) finish_checkpoint();
   });
 }
 
