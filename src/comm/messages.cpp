@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <utility>
 
 namespace lockstep::comm {
 namespace {
@@ -17,6 +18,15 @@ Header message_header(const Buffer& data, std::uint64_t sequence) {
   header.sequence = sequence;
   return header;
 }
+
+// A message that travels as soon as both workers have posted it, whatever the line waits for.
+struct Posted {
+  Posted(const Setting& setting, const Header& header)
+      : exchange(setting, header, Deadline::after(kUnlimited)) {}
+  static constexpr std::chrono::hours kUnlimited{24 * 365};
+  Exchange exchange;
+  Exchange::Ticket payload;  // goes first
+};
 
 }  // namespace
 
@@ -37,17 +47,19 @@ std::shared_ptr<Operation> Messages::recv(int from, const Buffer& data) {
 std::shared_ptr<Operation> Messages::submit(Direction direction, int peer, const Buffer& data) {
   const bool sends = direction == Direction::kSend;
   Line& line = (sends ? outgoing_ : incoming_)[peer];
-  const Header header = message_header(data, line.sequence++);
+  auto posted = std::make_shared<Posted>(group_.setting(Group::Lane::kMessages, line.scratch),
+                                         message_header(data, line.sequence++));
+  Exchange& exchange = posted->exchange;
+  sends ? exchange.greet(peer) : exchange.expect(peer);
+  posted->payload = sends ? exchange.send(peer, data.data, data.bytes())
+                          : exchange.recv(peer, data.data, data.bytes());
   auto operation = std::make_shared<Operation>(
       group_.link, fmt::format("{} rank {}", sends ? "send to" : "recv from", group_.members[peer]),
-      [this, &line, header, sends, peer, data] {
-        Exchange exchange(group_.setting(Group::Lane::kMessages, line.scratch), header,
-                          Deadline::after(group_.timeout));
-        sends ? exchange.greet(peer) : exchange.expect(peer);
-        auto payload = sends ? exchange.send(peer, data.data, data.bytes())
-                             : exchange.recv(peer, data.data, data.bytes());
-        exchange.wait(payload);
-        exchange.finish();
+      [this, posted = std::move(posted)]() mutable {
+        const auto own = std::exchange(posted, nullptr);  // ends with this function
+        own->exchange.await_until(Deadline::after(group_.timeout));
+        own->exchange.wait(own->payload);
+        own->exchange.finish();
         return nullptr;
       });
   line.executor.submit(operation);

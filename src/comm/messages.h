@@ -1,5 +1,6 @@
 // Messages between two workers of a group. Each pair has one thread and one order per direction, so
-// a message that waits for its receiver delays nothing else.
+// a message that waits for its receiver delays nothing else. All messages that were posted travel at
+// once: else each would wait for a round trip of the one before.
 #pragma once
 
 #include <lockstep/comm.h>

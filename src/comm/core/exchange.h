@@ -90,6 +90,11 @@ class Exchange {
   const std::vector<int>& peers() const { return peers_; }
   Deadline deadline() const { return deadline_; }
   void limit(Deadline deadline) { deadline_ = earlier(deadline_, deadline); }
+  // For an exchange that was begun before anybody waits for it: the waiting begins now.
+  void await_until(Deadline deadline) {
+    deadline_ = deadline;
+    begun_ = Deadline::Clock::now();
+  }
   Link& link() const { return setting_.link; }
   std::string doing() const;  // the header in words
   std::byte* scratch(std::size_t bytes) const { return setting_.scratch.take(bytes); }
