@@ -14,7 +14,7 @@ constexpr std::uint32_t kFrameMark =
 bool fits(const TcpFrame& frame) {
   switch (frame.kind) {
     case TcpFrame::Kind::kMessage:
-      return frame.bytes <= kTcpShortBytes && frame.total == frame.bytes;
+      return frame.bytes <= kTcpShortBytesBetweenHosts && frame.total == frame.bytes;
     case TcpFrame::Kind::kData:
       return frame.bytes <= kMostData && frame.bytes <= frame.total;
     case TcpFrame::Kind::kNotice:

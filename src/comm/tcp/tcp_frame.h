@@ -41,8 +41,10 @@ using TcpHeader = std::array<std::byte, kTcpHeaderBytes>;
 // a send is withdrawn in the middle.
 inline constexpr std::size_t kMostData = std::size_t{256} << 10;
 
-// The most bytes of a kMessage frame; a longer message asks first, which costs a round trip.
+// The most bytes of a kMessage frame; a longer message asks first, which costs a round trip. Between
+// hosts that takes longer than to copy a message for which the receiver has no memory yet.
 inline constexpr std::size_t kTcpShortBytes = std::size_t{64} << 10;
+inline constexpr std::size_t kTcpShortBytesBetweenHosts = std::size_t{1} << 20;
 
 TcpHeader encode(const TcpFrame& frame);
 // Nothing if these bytes are no header, or its numbers contradict each other.

@@ -25,7 +25,7 @@ TcpPeer::TcpPeer(int rank, TcpWorld::Peer formed)
       socket_(std::move(formed.connection.socket)),
       in_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_in)),
       out_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_out)) {
-  posts().sends.short_bytes = kTcpShortBytes;
+  posts().sends.short_bytes = elsewhere_ ? kTcpShortBytesBetweenHosts : kTcpShortBytes;
 }
 
 FrameReader::Result TcpPeer::read() {

@@ -29,25 +29,27 @@ std::vector<std::byte> bytes_of(std::size_t count, unsigned seed) {
 }
 
 TEST(TcpFrames, AHeaderComesBackAsItWas) {
-  const TcpFrame frames[] = {{Kind::kMessage, 100, 7, 8, 100},
-                             {Kind::kMessage, kTcpShortBytes, 7, 8, kTcpShortBytes},
-                             {Kind::kAsk, 0, 1, 2, 1'000'000'000'000},
-                             {Kind::kGrant, 0, ~0ULL, 2, 3},
-                             {Kind::kData, 1000, 1, 2, 5000},
-                             {Kind::kNotice, kNoticeBytes, 0, 0, 0},
-                             {Kind::kReceipt, 0, 0, 0, 0},
-                             {Kind::kBeat, 0, 0, 0, 0}};
+  const TcpFrame frames[] = {
+      {Kind::kMessage, 100, 7, 8, 100},
+      {Kind::kMessage, kTcpShortBytesBetweenHosts, 7, 8, kTcpShortBytesBetweenHosts},
+      {Kind::kAsk, 0, 1, 2, 1'000'000'000'000},
+      {Kind::kGrant, 0, ~0ULL, 2, 3},
+      {Kind::kData, 1000, 1, 2, 5000},
+      {Kind::kNotice, kNoticeBytes, 0, 0, 0},
+      {Kind::kReceipt, 0, 0, 0, 0},
+      {Kind::kBeat, 0, 0, 0, 0}};
   for (const TcpFrame& frame : frames) EXPECT_EQ(decode_tcp_header(encode(frame)), frame);
 }
 
 TEST(TcpFrames, HeadersThatContradictThemselvesAreNone) {
-  const TcpFrame frames[] = {{Kind::kMessage, 100, 7, 8, 101},
-                             {Kind::kMessage, kTcpShortBytes + 1, 7, 8, kTcpShortBytes + 1},
-                             {Kind::kAsk, 1, 1, 2, 3},
-                             {Kind::kData, 1000, 1, 2, 999},
-                             {Kind::kData, (256 << 10) + 1, 1, 2, 1 << 30},
-                             {Kind::kNotice, 10, 0, 0, 0},
-                             {Kind::kBeat, 4, 0, 0, 0}};
+  const TcpFrame frames[] = {
+      {Kind::kMessage, 100, 7, 8, 101},
+      {Kind::kMessage, kTcpShortBytesBetweenHosts + 1, 7, 8, kTcpShortBytesBetweenHosts + 1},
+      {Kind::kAsk, 1, 1, 2, 3},
+      {Kind::kData, 1000, 1, 2, 999},
+      {Kind::kData, (256 << 10) + 1, 1, 2, 1 << 30},
+      {Kind::kNotice, 10, 0, 0, 0},
+      {Kind::kBeat, 4, 0, 0, 0}};
   for (const TcpFrame& frame : frames) EXPECT_EQ(decode_tcp_header(encode(frame)), std::nullopt);
   TcpHeader zeros{};
   EXPECT_EQ(decode_tcp_header(zeros), std::nullopt);
