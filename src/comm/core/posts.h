@@ -28,8 +28,8 @@ namespace lockstep::comm {
 // A longer message asks first, unless the engine says otherwise (Sends::short_bytes).
 inline constexpr std::size_t kShortMessageBytes = 16384;
 // A short message asks as well if this were so many, or so many bytes, since the last grant. Those
-// that are known to have been received do not count. So a sender is never further ahead, and a
-// receiver never keeps more.
+// that are known to have been received do not count. So a sender is never far ahead of a receiver, which
+// has to keep what it did not expect.
 inline constexpr std::uint64_t kShortInARow = 32;
 inline constexpr std::size_t kShortBytesInARow = std::size_t{2} << 20;
 
