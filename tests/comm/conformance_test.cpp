@@ -341,6 +341,26 @@ TEST_P(Conformance, MessagesArriveInOrderAndCrossingOnesDoNotBlockEachOther) {
   });
 }
 
+// More than travel without asking, in number and in bytes.
+TEST_P(Conformance, MessagesThatAreAllSentBeforeTheFirstIsReceivedArriveInOrder) {
+  run_all(world(2), [](Comm& comm) {
+    constexpr int kMessages = 150;
+    const auto size_of_message = [](int i) { return i % 10 == 9 ? 50'000 : 3000 + i; };
+    std::vector<std::vector<std::int32_t>> data;
+    std::vector<Work> works;
+    for (int i = 0; i < kMessages; ++i)
+      data.emplace_back(size_of_message(i), comm.rank() == 0 ? i : -1);
+    if (comm.rank() == 0)
+      for (auto& values : data) works.push_back(comm.send(1, buffer_of(values)));
+    comm.barrier().wait();
+    if (comm.rank() == 1)
+      for (auto& values : data) works.push_back(comm.recv(0, buffer_of(values)));
+    for (const Work& work : works) work.wait();
+    for (int i = 0; i < kMessages; ++i)
+      EXPECT_EQ(data[i], std::vector<std::int32_t>(size_of_message(i), i));
+  });
+}
+
 TEST_P(Conformance, TryRecvNeverBlocksAndTakesMessagesInOrder) {
   run_all(world(2), [](Comm& comm) {
     if (comm.rank() == 0) {
