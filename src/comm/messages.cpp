@@ -19,16 +19,65 @@ Header message_header(const Buffer& data, std::uint64_t sequence) {
   return header;
 }
 
-// A message that travels as soon as both workers have posted it, whatever the line waits for.
-struct Posted {
-  Posted(const Setting& setting, const Header& header)
-      : exchange(setting, header, Deadline::after(kUnlimited)) {}
+// Payload need not wait for the greeting.
+class LineMessage : public Window::Message {
+ public:
+  enum class Way { kOut, kIn };
+  LineMessage(const Setting& setting, const Header& header, Way way, int peer, const Buffer& data)
+      : exchange_(setting, header, Deadline::after(kUnlimited)),
+        way_(way),
+        peer_(peer),
+        data_(data) {}
+
+  std::size_t bytes() const override { return data_.bytes(); }
+  void post() override {
+    const bool out = way_ == Way::kOut;
+    out ? exchange_.greet(peer_) : exchange_.expect(peer_);
+    payload_ = out ? exchange_.send(peer_, data_.data, data_.bytes())
+                   : exchange_.recv(peer_, data_.data, data_.bytes());
+  }
+  // After post().
+  void wait(Deadline deadline) {
+    exchange_.await_until(deadline);
+    exchange_.wait(payload_);
+    exchange_.finish();
+  }
+
+ private:
   static constexpr std::chrono::hours kUnlimited{24 * 365};
-  Exchange exchange;
-  Exchange::Ticket payload;  // goes first
+  Exchange exchange_;
+  Way way_;
+  int peer_;
+  Buffer data_;
+  Exchange::Ticket payload_;  // last, so that it goes first
 };
 
 }  // namespace
+
+void Window::add(std::shared_ptr<Message> message) {
+  const base::Lock lock(mutex_);
+  waiting_.push_back(std::move(message));
+  fill();
+}
+
+void Window::leave(const Message& message) {
+  const base::Lock lock(mutex_);
+  --count_;
+  bytes_ -= message.bytes();
+  fill();
+}
+
+// One message is always under way, however long it is.
+void Window::fill() {
+  while (!waiting_.empty()) {
+    Message& next = *waiting_.front();
+    if (count_ > 0 && (count_ == kMost || bytes_ + next.bytes() > kMostBytes)) return;
+    next.post();
+    ++count_;
+    bytes_ += next.bytes();
+    waiting_.pop_front();
+  }
+}
 
 std::shared_ptr<Operation> Messages::send(int to, const Buffer& data) {
   return or_end(*group_.link, [&] { return submit(Direction::kSend, to, data); });
@@ -47,19 +96,16 @@ std::shared_ptr<Operation> Messages::recv(int from, const Buffer& data) {
 std::shared_ptr<Operation> Messages::submit(Direction direction, int peer, const Buffer& data) {
   const bool sends = direction == Direction::kSend;
   Line& line = (sends ? outgoing_ : incoming_)[peer];
-  auto posted = std::make_shared<Posted>(group_.setting(Group::Lane::kMessages, line.scratch),
-                                         message_header(data, line.sequence++));
-  Exchange& exchange = posted->exchange;
-  sends ? exchange.greet(peer) : exchange.expect(peer);
-  posted->payload = sends ? exchange.send(peer, data.data, data.bytes())
-                          : exchange.recv(peer, data.data, data.bytes());
+  auto message = std::make_shared<LineMessage>(
+      group_.setting(Group::Lane::kMessages, line.scratch), message_header(data, line.sequence++),
+      sends ? LineMessage::Way::kOut : LineMessage::Way::kIn, peer, data);
+  line.window.add(message);
   auto operation = std::make_shared<Operation>(
       group_.link, fmt::format("{} rank {}", sends ? "send to" : "recv from", group_.members[peer]),
-      [this, posted = std::move(posted)]() mutable {
-        const auto own = std::exchange(posted, nullptr);  // ends with this function
-        own->exchange.await_until(Deadline::after(group_.timeout));
-        own->exchange.wait(own->payload);
-        own->exchange.finish();
+      [this, &line, message = std::move(message)]() mutable {
+        const auto own = std::exchange(message, nullptr);  // ends with this function
+        own->wait(Deadline::after(group_.timeout));
+        line.window.leave(*own);
         return nullptr;
       });
   line.executor.submit(operation);

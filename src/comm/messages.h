@@ -1,6 +1,6 @@
-// Messages between two workers of a group. Each pair has one thread and one order per direction, so
-// a message that waits for its receiver delays nothing else. All messages that were posted travel at
-// once: else each would wait for a round trip of the one before.
+// Messages between two workers of a group. Each pair has one thread and one order per direction, so a
+// message that waits for its receiver delays nothing else. Some messages of a line are under way at once:
+// else each would wait for a round trip of the one before.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -59,6 +59,38 @@ class Mailbox {
   std::thread thread_;
 };
 
+// The messages of a line that are under way, and those that wait for them. A receiver that is late stops
+// its sender by it.
+//
+// Threads:   any.
+// Blocking:  never.
+// Failure:   add() and leave() throw what posting throws.
+// Ownership: shares the messages.
+class Window {
+ public:
+  // One message. Its transfers begin with post().
+  class Message {
+   public:
+    virtual ~Message() = default;
+    virtual std::size_t bytes() const = 0;
+    virtual void post() = 0;
+  };
+  // Messages leave in the order in which they were added. The first that has not left is under way.
+  void add(std::shared_ptr<Message> message);
+  void leave(const Message& message);
+
+ private:
+  static constexpr std::size_t kMost = 16;
+  static constexpr std::size_t kMostBytes = std::size_t{4} << 20;
+
+  void fill() LOCKSTEP_REQUIRES(mutex_);
+
+  base::Mutex mutex_;
+  std::deque<std::shared_ptr<Message>> waiting_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::size_t count_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // under way
+  std::size_t bytes_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // of these
+};
+
 // All messages of one channel.
 //
 // Threads:   one caller at a time; each direction of each pair has a thread that stays inside.
@@ -80,7 +112,8 @@ class Messages {
   struct Line {
     std::uint64_t sequence = 0;
     Scratch scratch;
-    Executor executor;
+    Window window;
+    Executor executor;  // last, so that it goes first: its operations use the others
   };
   std::shared_ptr<Operation> submit(Direction direction, int peer, const Buffer& data);
 

@@ -70,8 +70,8 @@ Slot payload_slot(Slot greetings, const Header& header, Stage stage);
 // What an algorithm works with: greetings, payload, rounds on a board, and one deadline for all of
 // them.
 //
-// Threads:   one.
-// Blocking:  check and wait block until the deadline that the constructor got.
+// Threads:   one at a time.
+// Blocking:  check and wait block until the deadline that the constructor or await_until got.
 // Failure:   PeerLost, Timeout or Mismatch, with the operation and the peer. The link has ended
 //            then.
 // Ownership: borrows the link and all memory passed, until it is destroyed.

@@ -35,24 +35,22 @@ Post make_recv(int peer, Slot slot, void* data, std::size_t bytes) {
 }
 
 void Sends::add(Post& post) {
-  const bool is_near =
-      in_a_row + 1 < kShortInARow && bytes_in_a_row + post.bytes <= kShortBytesInARow;
-  post.asks = post.bytes > short_bytes || !is_near;
-  if (!post.asks) {
-    ++in_a_row;
-    bytes_in_a_row += post.bytes;
-  }
+  in_a_row = (in_a_row + 1) % kShortInARow;
+  post.asks =
+      post.bytes > short_bytes || in_a_row == 0 || bytes_in_a_row + post.bytes > kShortBytesInARow;
+  bytes_in_a_row = post.asks ? 0 : bytes_in_a_row + post.bytes;
   post.number = next_number++;
   to_begin.push_back(&post);
 }
 
+// Which of them is not known: they count as equally long.
 void Sends::received(std::uint64_t messages) {
-  in_a_row -= std::min(in_a_row, messages);
-  if (in_a_row == 0) bytes_in_a_row = 0;
+  const std::uint64_t left = in_a_row - std::min(in_a_row, messages);
+  bytes_in_a_row = left == 0 ? 0 : bytes_in_a_row / in_a_row * left;
+  in_a_row = left;
 }
 
 void Sends::granted(std::uint64_t number) {
-  in_a_row = bytes_in_a_row = 0;
   const auto found = asked.find(number);
   if (found == asked.end()) return;
   streaming.push_back(found->second);

@@ -27,9 +27,9 @@ namespace lockstep::comm {
 
 // A longer message asks first, unless the engine says otherwise (Sends::short_bytes).
 inline constexpr std::size_t kShortMessageBytes = 16384;
-// A short message asks as well if this were so many, or so many bytes, since the last grant. Those
-// that are known to have been received do not count. So a sender is never far ahead of a receiver, which
-// has to keep what it did not expect.
+// One in so many messages to a peer asks even if it is short, and so does one when so many bytes have
+// not asked. Those that are known to have been received do not count. So a worker that waits for its
+// sends is never further ahead.
 inline constexpr std::uint64_t kShortInARow = 32;
 inline constexpr std::size_t kShortBytesInARow = std::size_t{2} << 20;
 
@@ -115,7 +115,7 @@ struct Grant {
 struct Sends {
   std::uint64_t next_number = 1;
   std::size_t short_bytes = kShortMessageBytes;
-  std::uint64_t in_a_row = 0;            // short ones that have not asked, since the last grant
+  std::uint64_t in_a_row = 0;            // without a short one that asked
   std::size_t bytes_in_a_row = 0;        // of these
   std::deque<Post*> to_begin;            // no frame has been written yet, in order
   std::map<std::uint64_t, Post*> asked;  // wait for their grant
@@ -124,8 +124,7 @@ struct Sends {
   void add(Post& post);
   // The peer is known to have received so many messages more.
   void received(std::uint64_t messages);
-  // A grant has come, so the peer has read what came before. One for a send that was withdrawn says
-  // only that.
+  // A grant has come. One for a send that was withdrawn is nothing.
   void granted(std::uint64_t number);
 };
 

@@ -24,11 +24,12 @@ Letterbox::Letterbox(Comm& comm, Size size)
 // Memory that is being sent cannot be given back. Only a round that has failed leaves some.
 Letterbox::~Letterbox() {
   for (const Sent& sent : sent_) {
-    try {
-      sent.letter_gone.wait(Deadline::after(kLastWait));
-      sent.bytes_gone.wait(Deadline::after(kLastWait));
-    } catch (const Error&) {
-      // The Comm is dead, and the memory is free.
+    for (const Work* gone : {&sent.letter_gone, &sent.bytes_gone}) {
+      try {
+        gone->wait(Deadline::after(kLastWait));
+      } catch (const Error&) {
+        // The Comm is dead, and the memory is free.
+      }
     }
   }
 }
