@@ -42,7 +42,7 @@ using TcpHeader = std::array<std::byte, kTcpHeaderBytes>;
 inline constexpr std::size_t kMostData = std::size_t{256} << 10;
 
 // The most bytes of a kMessage frame; a longer message asks first, which costs a round trip. Between
-// hosts that takes longer than to copy a message for which the receiver has no memory yet.
+// hosts that takes longer than copying a message that has come too early.
 inline constexpr std::size_t kTcpShortBytes = std::size_t{64} << 10;
 inline constexpr std::size_t kTcpShortBytesBetweenHosts = std::size_t{1} << 20;
 
