@@ -356,7 +356,7 @@ TEST(AsynchronousJob, AReplayGoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
   }
 }
 
-// The rate of an update is that of its step, whoever makes it; a loss that looks sees its own step's.
+// An update has the learning rate of its step, on every worker. A loss that reads the rate gets that of its own step.
 TEST(AsynchronousJob, AnUpdateHasTheRateOfItsStep) {
   const auto rate = [](std::int64_t step) { return 1e-3 * static_cast<double>(step + 1); };
   const auto run = [&](World& world, const How& how) {

@@ -52,16 +52,17 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def machine() -> dict[str, str]:
-    """What a number depends on besides the command."""
+def machine(lockstep: str) -> dict[str, str]:
+    """What a number depends on besides the command. The commit of a binary from elsewhere is not known."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     model = re.search(r"^model name\s*: (.*)", cpuinfo, re.M)
     listed = subprocess.run(["lscpu"], capture_output=True, text=True) if not model else None
     named = model or re.search(r"^Model name: *(.*)", listed.stdout, re.M)
+    own = pathlib.Path(lockstep).resolve().is_relative_to(ROOT / "build")
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {"processor": f"{named[1] if named else 'unknown'}, {platform.machine()}", "cores": str(os.cpu_count()),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-            "commit": commit.stdout.strip() or "unknown"}
+            "commit": commit.stdout.strip() if commit.stdout and own else "another build"}
 
 
 def text_of_docs(settings: Settings) -> pathlib.Path:
@@ -87,7 +88,7 @@ class Runs:
         if self.file.exists():
             lines = self.file.read_text().splitlines()
             self.kept = {run["job"]: run for run in map(json.loads, filter(None, lines))}
-        self.machine = machine()
+        self.machine = machine(settings.lockstep)
 
     def command(self, job: Job) -> list[str]:
         places = {FASHION: self.settings.data, TEXT: str(self.text)}
