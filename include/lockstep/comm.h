@@ -142,6 +142,13 @@ class Comm {
                       ReduceOptions options = {});
   Work all_gather(Buffer data, const std::vector<std::size_t>& counts = {});
 
+  // Every worker passes one slice of `data` to each worker, itself included: slice t goes to worker
+  // t, and slice f of `result` comes from worker f. The slice from worker f to worker t has
+  // counts[f * size() + t] elements, which may be 0. All workers pass the same list. Without counts
+  // all slices of all workers have data.count / size() elements; a remainder is BadInput. `data`
+  // and `result` have one dtype and one device, and do not overlap.
+  Work all_to_all(Buffer data, Buffer result, const std::vector<std::size_t>& counts = {});
+
   Work broadcast(Buffer data, int root);
   Work barrier();
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
+#include <limits>
 
 #include "comm/algorithms/algorithms.h"
 #include "comm/channel.h"
@@ -22,6 +24,7 @@ using comm::Exchange;
 using comm::Header;
 using comm::header_of;
 using comm::Kind;
+using comm::PairSlices;
 
 comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   const bool floating =
@@ -89,13 +92,52 @@ Cut cut_of(const std::vector<std::size_t>& counts, const Buffer& data, int worke
   return Cut::of(counts);
 }
 
-// Every slice of this worker's length gets its values.
-void say_for_all(const Cut& cut, const Buffer& data, int rank) {
-  const Buffer own = cut.of(data, rank);
-  for (int other = 0; other < static_cast<int>(cut.counts().size()); ++other) {
-    const Buffer theirs = cut.of(data, other);
-    if (other != rank && theirs.count == own.count && own.count > 0)
-      std::memcpy(theirs.data, own.data, own.bytes());
+// Without counts, equal slices.
+PairSlices slices_of(std::vector<std::size_t> counts, const Buffer& data, const Buffer& result,
+                     const comm::Group& group) {
+  const auto workers = static_cast<std::size_t>(group.size());
+  if (counts.empty() && data.count % workers == 0)
+    counts.assign(workers * workers, data.count / workers);
+  if (counts.size() != workers * workers) {
+    throw BadInput(fmt::format(
+        "{} counts cannot cut {} elements for an all_to_all of {} workers: pass one count for each "
+        "pair of workers, or none if the elements can be cut into equal slices",
+        counts.size(), data.count, workers));
+  }
+  std::size_t left = std::numeric_limits<std::size_t>::max() / size_of(data.dtype);
+  for (const std::size_t count : counts) {
+    if (count > left) throw BadInput("the counts of an all_to_all are more than any memory holds");
+    left -= count;
+  }
+  PairSlices slices(std::move(counts), group.size());
+  const std::size_t outgoing = slices.data_of(group.rank).total();
+  const std::size_t incoming = slices.result_of(group.rank).total();
+  if (outgoing != data.count || incoming != result.count) {
+    throw BadInput(fmt::format(
+        "rank {} gives {} elements and gets {} by the counts of an all_to_all, but its data has {} "
+        "and its result {}",
+        group.rank, outgoing, incoming, data.count, result.count));
+  }
+  return slices;
+}
+
+void require_apart(const Buffer& data, const Buffer& result) {
+  if (data.dtype != result.dtype || !(data.device == result.device))
+    throw BadInput("data and result of an all_to_all must have one dtype and one device");
+  const auto begins_in = [](const Buffer& one, const Buffer& other) {
+    const std::less<const void*> before;
+    return !before(one.data, other.data) && before(one.data, other.slice(other.count, 0).data);
+  };
+  if (data.count > 0 && result.count > 0 && (begins_in(data, result) || begins_in(result, data)))
+    throw BadInput("data and result of an all_to_all must not overlap");
+}
+
+// Every slice as long as this worker's own gets the values of that.
+void say_for_all(const Cut& cut, const Buffer& data, const Buffer& own) {
+  for (int worker = 0; worker < static_cast<int>(cut.counts().size()); ++worker) {
+    const Buffer slice = cut.of(data, worker);
+    if (slice.data != own.data && slice.count == own.count && own.count > 0)
+      std::memcpy(slice.data, own.data, own.bytes());
   }
 }
 
@@ -281,19 +323,43 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
 Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   channel_->require_usable(data);
   const Cut cut = cut_of(counts, data, size());
+  const Buffer mine = cut.of(data, rank());
   if (channel_->group().meets_nobody()) {
-    say_for_all(cut, data, rank());
+    say_for_all(cut, data, mine);
     return {};
   }
   if (auto device = DeviceCollectives::of(*channel_, data))
     return device->all_gather(data, cut, digest(counts));
   Header header = header_of(Kind::kAllGather, data);
   header.detail = digest(counts);
-  const Buffer mine = cut.of(data, rank());
   return channel_->collective(
       header, {"all_gather", "direct"},
       [data, cut](Exchange& exchange) { comm::direct_all_gather(exchange, data, cut); },
       opening(cut.longest() * size_of(data.dtype), {&mine, 1}, {&data, 1}));
+}
+
+Work Comm::all_to_all(Buffer data, Buffer result, const std::vector<std::size_t>& counts) {
+  channel_->require_usable(data);
+  channel_->require_usable(result);
+  require_apart(data, result);
+  const PairSlices slices = slices_of(counts, data, result, channel_->group());
+  if (auto device = DeviceCollectives::of(*channel_, data))
+    return device->all_to_all(data, result, slices, digest(counts));
+  if (channel_->group().meets_nobody()) {
+    say_for_all(slices.result_of(rank()), result, slices.data_of(rank()).of(data, rank()));
+    return {};
+  }
+  Header header = header_of(Kind::kAllToAll, data);
+  header.count = slices.total();
+  header.detail = digest(counts);
+  const bool too_long = result.bytes() > kBytesInTheCall;
+  return channel_->collective(
+      header, {"all_to_all", "direct"},
+      [data, result, slices](Exchange& exchange) {
+        comm::direct_all_to_all(exchange, data, result, slices);
+      },
+      too_long ? comm::Opening{}
+               : opening(slices.total() * size_of(data.dtype), {&data, 1}, {&data, 1}));
 }
 
 Work Comm::broadcast(Buffer data, int root) {

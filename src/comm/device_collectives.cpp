@@ -105,6 +105,19 @@ Work DeviceCollectives::all_gather(const Buffer& data, const Cut& cut,
   return channel_.device_collective(header, {"all_gather", "direct"}, std::move(task));
 }
 
+Work DeviceCollectives::all_to_all(const Buffer& data, const Buffer& result,
+                                   const PairSlices& slices, std::uint32_t digest_of_counts) {
+  Header header = header_of(Kind::kAllToAll, data);
+  header.count = slices.total();
+  header.detail = digest_of_counts;
+  DeviceTask task;
+  task.kind = Kind::kAllToAll;
+  task.partials = {data};
+  task.result = result;
+  task.counts = slices.counts();
+  return channel_.device_collective(header, {"all_to_all", "direct"}, std::move(task));
+}
+
 Work DeviceCollectives::broadcast(const Buffer& data, int root) {
   Header header = header_of(Kind::kBroadcast, data);
   header.detail = static_cast<std::uint32_t>(root);

@@ -31,6 +31,8 @@ class DeviceCollectives {
   Work reduce_scatter(const Buffer& data, const Cut& cut, std::uint32_t digest_of_cut,
                       ReduceRule rule);
   Work all_gather(const Buffer& data, const Cut& cut, std::uint32_t digest_of_cut);
+  Work all_to_all(const Buffer& data, const Buffer& result, const PairSlices& slices,
+                  std::uint32_t digest_of_counts);
   Work broadcast(const Buffer& data, int root);
 
  private:

@@ -143,7 +143,9 @@ TEST_P(Conformance, AWaitWithADeadlineReturnsWhenAllAreThere) {
       comm.broadcast(buffer_of(data), 1).wait(soon());
       comm.reduce_scatter(buffer_of(data)).wait(soon());
       comm.all_gather(buffer_of(data)).wait(soon());
-      EXPECT_EQ(data[0], 9);
+      std::vector<float> result(count);
+      comm.all_to_all(buffer_of(data), buffer_of(result)).wait(soon());
+      EXPECT_EQ(result[0], 9);
     }
   });
 }
@@ -189,6 +191,11 @@ std::vector<Disagreement> disagreements() {
   const auto reduce = [](ReduceOptions options) {
     return [options](Comm& comm, Buffer data) { return comm.all_reduce(data, options); };
   };
+  const auto all_to_all = [](std::size_t count) {
+    return [count](Comm& comm, Buffer data) {
+      return comm.all_to_all(data.slice(0, count), data.slice(count, count));
+    };
+  };
   const auto usual = reduce({});
   return {
       {"operation", usual, [](Comm& comm, Buffer data) { return comm.broadcast(data, 1); }},
@@ -216,6 +223,16 @@ std::vector<Disagreement> disagreements() {
        [](Comm& comm, Buffer data) {
          return comm.all_gather(data, {0, 0, data.count});
        }},
+      {"counts of slices", all_to_all(24'000),
+       [](Comm& comm, Buffer data) {
+         const std::size_t all = data.count / 2;
+         return comm.all_to_all(data.slice(0, all), data.slice(all, all),
+                                {all, 0, 0, 0, all, 0, 0, 0, all});
+       }},
+      {"large slices against small", all_to_all(24'000), all_to_all(9)},
+      {"small slices", all_to_all(9), all_to_all(12)},
+      {"small gather", all_to_all(9),
+       [](Comm& comm, Buffer data) { return comm.all_gather(data.slice(0, 9)); }},
       {"ring size", reduce({.algorithm = Algorithm::kRing}),
        [](Comm& comm, Buffer data) {
          return comm.all_reduce(data.slice(0, 5), {.algorithm = Algorithm::kRing});
@@ -288,6 +305,31 @@ TEST_P(Conformance, BadInputIsThrownByTheCallAndHarmsNothing) {
     EXPECT_THROW(comm.reduce({buffer_of(data)}, 1, buffer_of(data)), BadInput);
     comm.all_reduce(buffer_of(data)).wait();
     EXPECT_EQ(data[9], 2.0F);
+  });
+}
+
+TEST_P(Conformance, AllToAllRefusesWhatItCannotDoAndGoesOn) {
+  run_all(world(2), [](Comm& comm) {
+    std::vector<float> data(10, static_cast<float>(comm.rank()));
+    std::vector<float> result(10);
+    std::vector<double> doubles(10);
+    const Buffer from = buffer_of(data);
+    const Buffer to = buffer_of(result);
+    std::vector<std::size_t> too_long(4, 5);
+    too_long[comm.rank() == 0 ? 3 : 0] = ~std::size_t{0} / 2;  // from the other worker to itself
+    EXPECT_THROW(comm.all_to_all(from, to.slice(0, 8)), BadInput);
+    EXPECT_THROW(comm.all_to_all(from.slice(0, 9), to.slice(0, 9)), BadInput);
+    EXPECT_THROW(comm.all_to_all(from, to, {5, 5}), BadInput);
+    EXPECT_THROW(comm.all_to_all(from, to, {5, 4, 5, 4}), BadInput);
+    EXPECT_THROW(comm.all_to_all(from, to, {5, 6, 6, 5}), BadInput);
+    EXPECT_THROW(comm.all_to_all(from, to, too_long), BadInput);
+    EXPECT_THROW(comm.all_to_all(from, from), BadInput);
+    EXPECT_THROW(comm.all_to_all(from.slice(0, 6), from.slice(4, 6)), BadInput);
+    EXPECT_THROW(comm.all_to_all(from, buffer_of(doubles)), BadInput);
+    EXPECT_THROW(comm.all_to_all(from, {nullptr, 10, DType::kFloat32}), BadInput);
+    comm.all_to_all(from.slice(0, 4), from.slice(4, 4)).wait();
+    EXPECT_EQ(data, (std::vector<float>{data[0], data[0], data[0], data[0], 0, 0, 1, 1, data[0],
+                                        data[0]}));
   });
 }
 

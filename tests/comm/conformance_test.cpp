@@ -10,6 +10,7 @@
 #include "comm/engines.h"
 #include "plan/tree.h"
 #include "tests/comm/conformance.h"
+#include "tests/support/all_to_all.h"
 #include "tests/support/elements.h"
 #include "tests/support/mpi_workers.h"
 #include "tests/support/slow_build.h"
@@ -183,6 +184,48 @@ TEST_P(Conformance, ReduceScatterAndAllGatherFollowTheCounts) {
       comm.all_gather(buffer_of(data), counts).wait();
       EXPECT_TRUE(same_bits(data, expected));
     });
+  }
+}
+
+template <typename T>
+void expect_slices(const WorldSpec& spec, const std::vector<std::size_t>& counts, bool even) {
+  const AllToAll<T> all(spec.size, counts);
+  run_all(spec, [&](Comm& comm) {
+    auto data = all.data[comm.rank()];
+    std::vector<T> result(all.results[comm.rank()].size());
+    for (int round = 0; round < 2; ++round) {
+      std::fill(result.begin(), result.end(), T(0));
+      const Work work = comm.all_to_all(buffer_of(data), buffer_of(result),
+                                        even ? std::vector<std::size_t>{} : counts);
+      work.wait();
+      EXPECT_TRUE(same_bits(result, all.results[comm.rank()]))
+          << name(dtype_of<T>()) << ", " << counts[0] << " to itself, rank " << comm.rank()
+          << " of " << spec.size << ' ' << work.how();
+      EXPECT_TRUE(same_bits(data, all.data[comm.rank()])) << "data stay as they are";
+    }
+  });
+}
+
+TEST_P(Conformance, AllToAllBringsEachSliceFromItsSenderToItsReceiver) {
+  for (const int size : {1, 2, 3, 4}) {
+    for (const std::size_t count : {0UL, 1UL, 30UL, 1025UL, 70'001UL}) {
+      const std::vector<std::size_t> even(static_cast<std::size_t>(size * size), count);
+      expect_slices<float>(world(size), even, true);
+      expect_slices<std::uint8_t>(world(size), uneven_counts(size, count), false);
+    }
+    expect_slices<double>(world(size), uneven_counts(size, 5001), false);
+  }
+}
+
+TEST_P(Conformance, SlicesOfAnAllToAllMayAllBeEmptyButSome) {
+  for (const std::size_t count : {20UL, 9000UL}) {
+    for (const std::vector<std::size_t>& counts : std::vector<std::vector<std::size_t>>{
+             {0, 0, 0, 0, 0, 0, 0, 0, 0},
+             {0, 0, count, 0, 0, 0, 0, 0, 0},                  // one sends, and one receives
+             {count, 0, 0, 0, count + 1, 0, 0, 0, 2 * count},  // each to itself
+             {0, 0, 0, count, 1, 7, 0, 0, 0}}) {               // one to all
+      expect_slices<std::uint8_t>(world(3), counts, false);
+    }
   }
 }
 
@@ -397,6 +440,9 @@ TEST_P(Conformance, AWorldOfOneNeedsNoBranch) {
     comm.reduce_scatter(buffer_of(data)).wait();
     comm.all_gather(buffer_of(data)).wait();
     comm.broadcast(buffer_of(data), 0).wait();
+    std::vector<float> result(3);
+    comm.all_to_all(buffer_of(data), buffer_of(result), {3}).wait();
+    EXPECT_EQ(result, data);
     comm.barrier().wait();
     comm.channel(3).barrier().wait();
     comm.split({0}).all_reduce(buffer_of(data)).wait();

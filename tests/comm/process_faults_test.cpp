@@ -154,12 +154,20 @@ Work pass_on(Comm& comm, Buffer data) {
   return sent;
 }
 
+// From one half of the memory to the other.
+Work exchange_slices(Comm& comm, Buffer data) {
+  const std::size_t workers = static_cast<std::size_t>(comm.size());
+  const std::size_t count = data.count / 2 / workers * workers;
+  return comm.all_to_all(data.slice(0, count), data.slice(count, count));
+}
+
 std::vector<Doing> everything() {
   std::vector<Doing> all;
   for (const std::size_t count : {std::size_t{64}, std::size_t{500'000}}) {
     all.push_back({"all_reduce", count, [](Comm& c, Buffer b) { return c.all_reduce(b); }});
     all.push_back({"reduce_scatter", count, [](Comm& c, Buffer b) { return c.reduce_scatter(b); }});
     all.push_back({"all_gather", count, [](Comm& c, Buffer b) { return c.all_gather(b); }});
+    all.push_back({"all_to_all", count, exchange_slices});
     all.push_back(
         {"broadcast", count, [](Comm& c, Buffer b) { return c.broadcast(b, c.size() - 1); }});
     all.push_back({"messages", count, pass_on});

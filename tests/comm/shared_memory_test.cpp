@@ -6,6 +6,7 @@
 
 #include "comm/group.h"
 #include "plan/tree.h"
+#include "tests/support/all_to_all.h"
 #include "tests/support/elements.h"
 #include "tests/support/slow_build.h"
 #include "tests/support/workers.h"
@@ -137,6 +138,39 @@ TEST(SharedMemory, TheOtherCollectivesGiveWhatTheyGiveElsewhere) {
       comm.broadcast(data.set(inputs[comm.rank()]), root).wait();
       EXPECT_TRUE(same_bits(data.values(), inputs[root]));
     }
+  });
+}
+
+// Some results are in memory of one worker, and one worker has nothing to give.
+TEST(SharedMemory, AllToAllReadsTheOthersSlicesWhereTheyAre) {
+  std::vector<std::size_t> silent = uneven_counts(4, 20'000);
+  std::fill_n(silent.begin() + 8, 4, std::size_t{0});
+  for (const auto& counts : {uneven_counts(4, 20'000), uneven_counts(4, 400'000), silent}) {
+    const AllToAll<std::uint8_t> all(4, counts);
+    run_all(shm(4), [&](Comm& comm) {
+      const auto& expected = all.results[comm.rank()];
+      Shared<std::uint8_t> data(comm, all.data[comm.rank()].size());
+      Shared<std::uint8_t> shared_result(comm, expected.size());
+      std::vector<std::uint8_t> own_result(expected.size());
+      // Every worker at an offset of its own.
+      const Buffer from = data.set(all.data[comm.rank()], static_cast<std::size_t>(comm.rank()));
+      const Buffer to = shared_result.set(own_result);
+      comm.all_to_all(from, comm.rank() == 1 ? buffer_of(own_result) : to, counts).wait();
+      EXPECT_TRUE(same_bits(comm.rank() == 1 ? own_result : shared_result.values(), expected));
+    });
+  }
+}
+
+TEST(SharedMemory, AllToAllWithDataOutsideOfItGivesTheSame) {
+  const auto counts = uneven_counts(3, 30'000);
+  const AllToAll<float> all(3, counts);
+  run_all(shm(3), [&](Comm& comm) {
+    Shared<float> data(comm, 200'000);
+    std::vector<float> own = all.data[comm.rank()];
+    std::vector<float> result(all.results[comm.rank()].size());
+    const Buffer from = comm.rank() == 1 ? buffer_of(own) : data.set(own);
+    comm.all_to_all(from, buffer_of(result), counts).wait();
+    EXPECT_TRUE(same_bits(result, all.results[comm.rank()]));
   });
 }
 

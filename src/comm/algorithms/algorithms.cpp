@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "plan/traffic.h"
 #include "plan/tree.h"
 
@@ -64,6 +66,27 @@ std::vector<std::size_t> Cut::counts() const {
   std::vector<std::size_t> counts;
   for (std::size_t i = 1; i < bounds_.size(); ++i) counts.push_back(bounds_[i] - bounds_[i - 1]);
   return counts;
+}
+
+PairSlices::PairSlices(std::vector<std::size_t> counts, int workers)
+    : counts_(std::move(counts)), workers_(static_cast<std::size_t>(workers)) {
+  LOCKSTEP_CHECK(counts_.size() == workers_ * workers_, "each pair of workers has a slice");
+}
+
+Cut PairSlices::data_of(int worker) const {
+  const std::size_t first = static_cast<std::size_t>(worker) * workers_;
+  return Cut::of(std::span(counts_).subspan(first, workers_));
+}
+
+Cut PairSlices::result_of(int worker) const {
+  std::vector<std::size_t> column;
+  for (std::size_t i = static_cast<std::size_t>(worker); i < counts_.size(); i += workers_)
+    column.push_back(counts_[i]);
+  return Cut::of(column);
+}
+
+std::size_t PairSlices::total() const {
+  return std::accumulate(counts_.begin(), counts_.end(), std::size_t{0});
 }
 
 // Dissemination barrier.

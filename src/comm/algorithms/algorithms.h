@@ -53,6 +53,7 @@ class Cut {
 
   std::size_t first(int worker) const { return bounds_[worker]; }
   std::size_t longest() const;
+  std::size_t total() const { return bounds_.back(); }
   std::vector<std::size_t> counts() const;
   std::size_t count(int worker) const { return bounds_[worker + 1] - bounds_[worker]; }
   Buffer of(const Buffer& whole, int worker) const {
@@ -63,11 +64,28 @@ class Cut {
   std::vector<std::size_t> bounds_;
 };
 
+// The slices of an all-to-all: one from each worker to each worker.
+class PairSlices {
+ public:
+  // The slice from worker f to worker t has counts[f * workers + t] elements.
+  PairSlices(std::vector<std::size_t> counts, int workers);
+
+  Cut data_of(int worker) const;    // by receiver
+  Cut result_of(int worker) const;  // by sender
+  std::size_t total() const;        // elements of all slices
+  const std::vector<std::size_t>& counts() const { return counts_; }
+
+ private:
+  std::vector<std::size_t> counts_;
+  std::size_t workers_;
+};
+
 // direct.cpp: bit-stable for every number of shards and workers.
 void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
                    std::span<const Buffer> partials, Buffer result, ReduceRule rule);
 void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut);
+void direct_all_to_all(Exchange& exchange, Buffer data, Buffer result, const PairSlices& slices);
 
 // two_levels.cpp: bit-stable. Only if the group has neighbours (Exchange::on_host), and not for half
 // types. All buffers are in memory that the host shares.
@@ -94,6 +112,7 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
                       std::span<const Buffer> partials, Buffer result, ReduceRule rule);
 bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);
 bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut);
+bool all_to_all_in_memory(Exchange& exchange, Buffer data, Buffer result, const PairSlices& slices);
 bool broadcast_in_memory(Exchange& exchange, Buffer data, int root);
 
 }  // namespace lockstep::comm

@@ -16,6 +16,7 @@
 // packets, the order of arrival or the engine. Short buffers skip step 3: every worker owns
 // everything and sends N−1 short messages.
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -237,6 +238,25 @@ void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut) {
   for (const int peer : exchange.peers()) {
     tickets.push_back(exchange.send(peer, mine.data, mine.bytes()));
   }
+  exchange.wait_all(tickets);
+}
+
+void direct_all_to_all(Exchange& exchange, Buffer data, Buffer result, const PairSlices& slices) {
+  if (exchange.has_board() && all_to_all_in_memory(exchange, data, result, slices)) return;
+  exchange.meet(exchange.peers());
+  const Cut outgoing = slices.data_of(exchange.rank());
+  const Cut incoming = slices.result_of(exchange.rank());
+  std::vector<Ticket> tickets;
+  for (const int peer : exchange.peers()) {
+    const Buffer theirs = incoming.of(result, peer);
+    tickets.push_back(exchange.recv(peer, theirs.data, theirs.bytes()));
+  }
+  for (const int peer : exchange.peers()) {
+    const Buffer mine = outgoing.of(data, peer);
+    tickets.push_back(exchange.send(peer, mine.data, mine.bytes()));
+  }
+  const Buffer own = outgoing.of(data, exchange.rank());
+  if (own.count > 0) std::memcpy(incoming.of(result, exchange.rank()).data, own.data, own.bytes());
   exchange.wait_all(tickets);
 }
 

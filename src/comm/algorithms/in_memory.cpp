@@ -10,6 +10,7 @@
 //                 stores the sum to all results: every byte is read once and written once per
 //                 worker
 //   all_gather    every worker copies the others' slices
+//   all_to_all    every worker copies its slice of each worker's data; results may be in any memory
 //   broadcast     every worker copies the root's buffer
 //
 // No message is sent, and there are no copies in between: the cost is that of the memory. The bits
@@ -137,6 +138,36 @@ bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut) {
   for (const int peer : exchange.peers())
     copy_from(peer, reach.of(peer, 0) + cut.first(peer) * element);
   exchange.part();
+  return true;
+}
+
+// Cards have room for all slices of a worker if the slices of all workers together are that short.
+bool all_to_all_in_memory(Exchange& exchange, Buffer data, Buffer result,
+                          const PairSlices& slices) {
+  const std::size_t element = size_of(data.dtype);
+  const Cut incoming = slices.result_of(exchange.rank());
+  const auto copy_from = [&](int worker, const void* their_data) {
+    const Buffer part = incoming.of(result, worker);
+    const std::size_t offset = slices.data_of(worker).first(exchange.rank()) * element;
+    if (part.count > 0)
+      std::memcpy(part.data, static_cast<const std::byte*>(their_data) + offset, part.bytes());
+  };
+  if (slices.total() * element <= kCardBytes) {
+    exchange.begin({&data, 1});
+    exchange.await_all();
+    for (const int peer : exchange.peers()) copy_from(peer, exchange.card_of(peer));
+    copy_from(exchange.rank(), data.data);
+    return true;
+  }
+  const std::vector<int> one(static_cast<std::size_t>(exchange.size()), 1);
+  std::vector<std::size_t> lengths;
+  for (int worker = 0; worker < exchange.size(); ++worker)
+    lengths.push_back(slices.data_of(worker).total());
+  const Reach reach(exchange, {&data, 1}, one, lengths);
+  if (!reach.everywhere()) return false;
+  for (const int peer : exchange.peers()) copy_from(peer, reach.of(peer, 0));
+  exchange.part();
+  copy_from(exchange.rank(), data.data);
   return true;
 }
 

@@ -17,10 +17,12 @@ namespace lockstep::comm {
 class Reach {
  public:
   // Tells the others where the buffers `mine` are, and learns where theirs are. Worker w has
-  // counts[w] buffers. All addresses are copied from the cards before the first is resolved, and
+  // counts[w] buffers, each of lengths[w] elements; without lengths, all workers' buffers are as
+  // long as mine[0]. All addresses are copied from the cards before the first is resolved, and
   // every worker decides from the same addresses whether all buffers are shared: so all take the
   // same way.
-  Reach(Exchange& exchange, std::span<const Buffer> mine, std::span<const int> counts)
+  Reach(Exchange& exchange, std::span<const Buffer> mine, std::span<const int> counts,
+        std::span<const std::size_t> lengths = {})
       : firsts_(counts.size() + 1) {
     exchange.show(mine);
     exchange.await_all();
@@ -35,6 +37,8 @@ class Reach {
     if (!everywhere_) return;
     memory_.reserve(addresses.size());
     for (int worker = 0; worker < exchange.size(); ++worker) {
+      Buffer like = mine[0];
+      if (!lengths.empty()) like.count = lengths[worker];
       for (int i = 0; i < counts[worker]; ++i) {
         const ArenaAddress address = addresses[firsts_[worker] + i];
         if (worker == exchange.rank()) {  // not owned: borrowed from the caller
@@ -42,7 +46,7 @@ class Reach {
         } else if (i > 0 && address == addresses[firsts_[worker] + i - 1]) {
           memory_.push_back(memory_.back());
         } else {
-          memory_.push_back(exchange.resolve(worker, address, mine[0]));
+          memory_.push_back(exchange.resolve(worker, address, like));
         }
       }
     }

@@ -71,11 +71,13 @@ struct DeviceTask {
   Kind kind = Kind::kAllReduce;
   Algorithm algorithm = Algorithm::kDirect;  // or native
   flat::Fold fold;
-  std::vector<Spread> partials;  // this worker's operands of a reduction, in parts as the result
-  int shards = 0;                // of the reduction
+  // This worker's operands of a reduction, in parts as the result; or the data of an all_to_all.
+  std::vector<Spread> partials;
+  int shards = 0;  // of the reduction
   Spread result;  // one part, except for all-reduce; its parts have the same counts on every worker
   int root = 0;
-  std::vector<std::size_t> counts;  // elements of each worker's slice: reduce_scatter, all_gather
+  // Elements of each worker's slice: reduce_scatter, all_gather; of each pair's: all_to_all.
+  std::vector<std::size_t> counts;
 };
 
 // The rest of an operation after it was queued on its device.

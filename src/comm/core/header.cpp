@@ -57,6 +57,8 @@ const char* name(Kind kind) {
       return "broadcast";
     case Kind::kBarrier:
       return "barrier";
+    case Kind::kAllToAll:
+      return "all_to_all";
   }
   return "?";
 }
@@ -88,6 +90,9 @@ std::string describe_operation(const Header& header) {
                                 lockstep::name(header.algorithm), digest(", pieces"));
     case Kind::kReduceScatter:
       return text + fmt::format(" ({}{})", lockstep::name(header.op), digest(", counts"));
+    case Kind::kAllToAll:
+      text += " in all";
+      [[fallthrough]];
     case Kind::kAllGather:
       return header.detail != 0 ? text + fmt::format(" ({})", digest("counts")) : text;
     case Kind::kBroadcast:
@@ -166,7 +171,7 @@ std::optional<Header> decode_header(std::span<const char> bytes) {
   header.call = CallText(call.substr(0, call.find('\0')));
   const bool call_is_whole =
       std::equal(call.begin(), call.end(), header.call.bytes().begin(), header.call.bytes().end());
-  const bool known = in_range(header.kind, Kind::kMessage, Kind::kBarrier) &&
+  const bool known = in_range(header.kind, Kind::kMessage, Kind::kAllToAll) &&
                      in_range(header.dtype, DType::kFloat32, DType::kUInt8) &&
                      in_range(header.op, ReduceOp::kSum, ReduceOp::kMax) &&
                      in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kTwoLevels) &&

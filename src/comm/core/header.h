@@ -25,6 +25,7 @@ enum class Kind : std::uint8_t {
   kAllGather = 5,
   kBroadcast = 6,
   kBarrier = 7,
+  kAllToAll = 8,
 };
 
 // The call of the program that an operation is part of, such as "optimizer.step()". Empty if the
@@ -55,7 +56,7 @@ struct Header {
   DeviceKind device = DeviceKind::kCpu;  // whose memory
   std::uint32_t detail = 0;    // the root, the number of shards, or a digest of the counts
   std::uint64_t sequence = 0;  // the number of the operation in its channel, from 0
-  std::uint64_t count = 0;     // elements
+  std::uint64_t count = 0;     // elements; of an all-to-all: those of all workers together
   CallText call;
 
   bool operator==(const Header&) const = default;

@@ -58,6 +58,11 @@ TEST(HeaderTest, SaysInWordsWhatIsBeingDone) {
   header.device = DeviceKind::kCuda;
   header.detail = 0;
   EXPECT_EQ(describe(header), "all_reduce #4 of 3 uint8 on GPUs (sum, automatic)");
+  header.kind = Kind::kAllToAll;
+  EXPECT_EQ(describe(header), "all_to_all #4 of 3 uint8 on GPUs in all");
+  header.detail = 0xbeef;
+  EXPECT_EQ(describe(header), "all_to_all #4 of 3 uint8 on GPUs in all (counts 0000beef)");
+  EXPECT_EQ(decode_header(encode_header(header)), header);
 }
 
 TEST(HeaderTest, ACallIsCutAndMadePrintable) {

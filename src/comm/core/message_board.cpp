@@ -25,6 +25,7 @@ bool travels_on_cards(const Header& header, int workers) {
     case Kind::kAllReduce:
       return fits && header.algorithm == Algorithm::kDirect;
     case Kind::kAllGather:
+    case Kind::kAllToAll:
       return fits;
     case Kind::kBarrier:
       return workers <= kFewWorkers;

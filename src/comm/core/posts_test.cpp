@@ -79,8 +79,10 @@ TEST(MessageBoards, OnlyShortOperationsBetweenAllTravelOnThem) {
   EXPECT_TRUE(travels_on_cards(header, 100));
   header.algorithm = Algorithm::kRing;
   EXPECT_FALSE(travels_on_cards(header, 100));
-  header.kind = Kind::kAllGather;
-  EXPECT_TRUE(travels_on_cards(header, 100));
+  for (const Kind kind : {Kind::kAllGather, Kind::kAllToAll}) {
+    header.kind = kind;
+    EXPECT_TRUE(travels_on_cards(header, 100));
+  }
   header.count = kCardBytes / 4 + 1;
   EXPECT_FALSE(travels_on_cards(header, 100));
   header.count = (std::uint64_t{1} << 62) + 1;  // four times that is 4

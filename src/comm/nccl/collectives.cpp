@@ -204,6 +204,25 @@ void reduce_native(Communicator& communicator, const DeviceTask& task, WaitCheck
     communicator.sum({{part.data}, {0}, part.data, part.count, task.fold});
 }
 
+// One group with one send and one receive for each peer, as many as a short hand_out() has. There is
+// no memory for operands to be bounded, so one stretch takes any number of bytes.
+void all_to_all(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
+  const int rank = communicator.rank();
+  const PairSlices slices(task.counts, communicator.size());
+  const Buffer& data = task.partials[0].parts()[0];
+  const Buffer& result = task.result.parts()[0];
+  const Cut outgoing = slices.data_of(rank);
+  const Cut incoming = slices.result_of(rank);
+  std::vector<Move> moves;
+  for (const int peer : peers_of(communicator)) {
+    add_moves(moves, Direction::kSend, peer, outgoing.of(data, peer));
+    add_moves(moves, Direction::kRecv, peer, incoming.of(result, peer));
+  }
+  communicator.move(moves, check);
+  const Buffer own = outgoing.of(data, rank);
+  communicator.copy(incoming.of(result, rank).data, own.data, own.bytes());
+}
+
 void broadcast(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   for (const Buffer& part : task.result.parts()) {
     if (part.count > 0) communicator.broadcast(part, task.root, check);
@@ -222,6 +241,8 @@ void queue_collective(Communicator& communicator, const DeviceTask& task, WaitCh
       return reduce_scatter(communicator, task, check);
     case Kind::kAllGather:
       return hand_out(communicator, task.result, Cut::of(task.counts), check);
+    case Kind::kAllToAll:
+      return all_to_all(communicator, task, check);
     case Kind::kBroadcast:
       return broadcast(communicator, task, check);
     case Kind::kBarrier:

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "plan/tree.h"
+#include "tests/support/all_to_all.h"
 #include "tests/support/slow_build.h"
 
 namespace lockstep::testing {
@@ -130,6 +131,34 @@ void pieces(Comm& comm, NcclApi& api) {
     comm.all_gather(data.buffer(), counts).wait();
     require(same_bits(data.read(), tree_sum(inputs)), about(comm, DType::kFloat32, 301'001));
   }
+}
+
+template <typename T>
+void slices_of_pairs(Comm& comm, NcclApi& api, const std::vector<std::size_t>& counts, bool even) {
+  const TestStream stream(api);
+  const TestStream other(api);
+  const AllToAll<T> all(comm.size(), counts);
+  const auto& expected = all.results[comm.rank()];
+  const OnDevice<T> data(api, stream, all.data[comm.rank()]);
+  const OnDevice<T> result(api, other, std::vector<T>(expected.size()), 1);
+  const Work work =
+      comm.all_to_all(data.buffer(), result.buffer(), even ? std::vector<std::size_t>{} : counts);
+  work.wait();
+  require(same_bits(result.read(), expected),
+          fmt::format("{} of slices, the first with {}",
+                      about(comm, dtype_of<T>(), expected.size()), counts[0]));
+  require(work.how() == "all_to_all: direct", work.how());
+}
+
+void all_to_alls(Comm& comm, NcclApi& api) {
+  const auto pairs = static_cast<std::size_t>(comm.size() * comm.size());
+  for (const std::size_t count : {0UL, 1UL, 1025UL, 300'001UL}) {
+    slices_of_pairs<float>(comm, api, std::vector<std::size_t>(pairs, count), true);
+    slices_of_pairs<std::uint8_t>(comm, api, uneven_counts(comm.size(), count), false);
+  }
+  std::vector<std::size_t> last_to_first(pairs, 0);
+  last_to_first[pairs - static_cast<std::size_t>(comm.size())] = 70'001;
+  slices_of_pairs<BFloat16>(comm, api, last_to_first, false);
 }
 
 void broadcasts(Comm& comm, NcclApi& api) {
@@ -393,6 +422,10 @@ void bad_input(Comm& comm, NcclApi& api) {
   refused("a piece that is said to lie on a device", [&] {
     static_cast<void>(comm.all_reduce({data.buffer(), lie}));
   });
+  refused("an all-to-all from a device to the host",
+          [&] { static_cast<void>(comm.all_to_all(data.buffer(), buffer_of(host))); });
+  refused("an all-to-all into its own data",
+          [&] { static_cast<void>(comm.all_to_all(data.buffer(), data.buffer())); });
   refused("a factor for the most of some pieces", [&] {
     static_cast<void>(
         comm.all_reduce({data.buffer(), data.buffer()}, {.op = ReduceOp::kMax, .factor = 0.5}));
@@ -411,6 +444,7 @@ std::vector<DeviceCase> device_cases() {
       {"LeastAndMostAreTakenElementByElement", {1, 3, 4}, least_and_most},
       {"ReducingShardsGivesTheSameBitsForEveryNumberOfWorkers", {1, 2, 3, 4, 5}, shards},
       {"ReduceScatterAndAllGatherFollowTheCounts", {1, 2, 3, 4}, pieces},
+      {"AllToAllBringsEachSliceFromItsSenderToItsReceiver", {1, 2, 3, 4}, all_to_alls},
       {"BroadcastReachesEveryoneFromEveryRoot", {1, 2, 3, 4}, broadcasts},
       {"NativeIsTheLibrarysOwn", {1, 2, 3, 4}, native},
       {"AFallBackSaysWhatRanAndWhy", {2, 4}, fall_back},

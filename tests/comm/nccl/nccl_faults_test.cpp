@@ -289,6 +289,21 @@ TEST_P(NcclFaults, RanksWithDifferentPiecesOfAsManyElementsGetAMismatch) {
   EXPECT_EQ(device->left_over(), 0U);
 }
 
+TEST_P(NcclFaults, RanksWithDifferentCountsOfSlicesGetAMismatch) {
+  const auto outcomes = run_on(device, world(2, milliseconds(5000)), [&](Comm& comm) {
+    Ones ones(*device, 200);
+    const Buffer data = ones.data.buffer();
+    const std::size_t own = comm.rank() == 1 ? 70 : 30;
+    comm.all_to_all(data.slice(0, 100), data.slice(100, 100), {own, 100 - own, 100 - own, own})
+        .wait();
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("of 200 float32 on GPUs in all (counts "));
+  }
+  EXPECT_EQ(device->left_over(), 0U);
+}
+
 TEST_P(NcclFaults, MemoryThatCannotBeRegisteredIsUsedAllTheSame) {
   for (const bool can : {true, false}) {
     device->faults.no_registering = !can;
