@@ -18,6 +18,8 @@ namespace lockstep {
 // Makes bytes of a block of elements, and elements of the bytes. Derive from it for a codec of your own
 // (examples/train/own_codec.cpp).
 //
+// It runs on CPUs: on GPUs only the codecs below are known.
+//
 // Both directions are pure: the same elements give the same bytes, in every process, on every processor. Elements that are
 // not finite must come out so: an update finds an overflow by them.
 //

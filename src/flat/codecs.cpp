@@ -12,6 +12,7 @@
 
 #include "base/environment.h"
 #include "flat/codec_loops.h"
+#include "flat/device_codec.h"
 #include "flat/half.h"
 #include "flat/low_rank.h"
 
@@ -32,13 +33,17 @@ Value take(const std::byte*& from) {
   return value;
 }
 
-class Half : public Codec {
+class Half : public Codec, public flat::KnownToDevices {
  public:
   Half(DType dtype, const char* name) : dtype_(dtype), name_(name) {}
 
   std::string name() const override { return name_; }
   bool has_error_feedback() const override { return false; }
   std::size_t bytes(std::size_t elements) const override { return elements * size_of(dtype_); }
+  flat::DeviceFormat on_device() const override {
+    using Kind = flat::DeviceFormat::Kind;
+    return {.kind = dtype_ == DType::kBFloat16 ? Kind::kBFloat16 : Kind::kFloat16};
+  }
   void encode(std::span<const float> block, std::byte* bytes) const override {
     if (is_aligned(bytes)) return flat::narrow(dtype_, block.data(), bytes, block.size());
     std::array<std::uint16_t, kBlock> halves;
@@ -63,13 +68,16 @@ class Half : public Codec {
 
 // A unit, which is the largest magnitude / 127, then a byte for each element. A block whose largest magnitude is below
 // 2^-100 counts as zeros: the quotient would overflow.
-class Int8 : public Codec {
+class Int8 : public Codec, public flat::KnownToDevices {
  public:
   explicit Int8(Feedback feedback) : feedback_(feedback) {}
 
   std::string name() const override { return has_error_feedback() ? "int8" : "int8:plain"; }
   bool has_error_feedback() const override { return feedback_ == Feedback::kError; }
   std::size_t bytes(std::size_t elements) const override { return sizeof(float) + elements; }
+  flat::DeviceFormat on_device() const override {
+    return {.kind = flat::DeviceFormat::Kind::kInt8};
+  }
 
   void encode(std::span<const float> block, std::byte* bytes) const override {
     constexpr float kMost = 127;
@@ -94,7 +102,7 @@ class Int8 : public Codec {
 };
 
 // The numbers of the elements within their block, then the elements. Of two with one magnitude the first is taken.
-class TopK : public Codec {
+class TopK : public Codec, public flat::KnownToDevices {
  public:
   explicit TopK(double fraction) : fraction_(fraction) {}
 
@@ -102,6 +110,9 @@ class TopK : public Codec {
   bool has_error_feedback() const override { return true; }
   std::size_t bytes(std::size_t elements) const override {
     return kept(elements) * (sizeof(Number) + sizeof(float));
+  }
+  flat::DeviceFormat on_device() const override {
+    return {.kind = flat::DeviceFormat::Kind::kTopK, .fraction = fraction_};
   }
 
   void encode(std::span<const float> block, std::byte* bytes) const override {
@@ -134,21 +145,20 @@ class TopK : public Codec {
 
  private:
   using Number = std::uint16_t;
-  std::size_t kept(std::size_t elements) const {
-    const auto some =
-        static_cast<std::size_t>(std::lround(static_cast<double>(elements) * fraction_));
-    return std::min(elements, std::max<std::size_t>(some, 1));
-  }
+  std::size_t kept(std::size_t elements) const { return flat::top_k_of(elements, fraction_); }
 
   double fraction_;
 };
 
-class OneBit : public Codec {
+class OneBit : public Codec, public flat::KnownToDevices {
  public:
   std::string name() const override { return "one-bit"; }
   bool has_error_feedback() const override { return true; }
   std::size_t bytes(std::size_t elements) const override {
     return 2 * sizeof(float) + (elements + 7) / 8;
+  }
+  flat::DeviceFormat on_device() const override {
+    return {.kind = flat::DeviceFormat::Kind::kOneBit};
   }
 
   void encode(std::span<const float> block, std::byte* bytes) const override {

@@ -1,5 +1,6 @@
 // The optimizers' kernels on a real GPU, beside a copy of as many bytes.
 #include <gtest/gtest.h>
+#include <lockstep/codec.h>
 
 #include <algorithm>
 #include <array>
@@ -7,9 +8,11 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "flat/cuda/handles.h"
+#include "flat/device_codec.h"
 #include "flat/device_tables.h"
 #include "flat/update_loops.h"
 #include "plan/buckets.h"
@@ -68,7 +71,28 @@ double speed_of(cudaStream_t stream, double bytes, const std::function<void()>& 
   return bytes * kTimes / (took[kRounds / 2] * 1e-3);
 }
 
-// A model in the device's memory, with values as training has them: zeros take other ways through a division.
+// Memory with values as training has them: zeros take other ways through a division.
+DeviceArray<std::byte> filled(std::size_t bytes, DType dtype) {
+  constexpr std::size_t kPattern = std::size_t{1} << 20;
+  std::vector<std::byte> pattern(kPattern * size_of(dtype));
+  const auto values = rough_elements<float>(kPattern, 5);
+  for (std::size_t i = 0; i < kPattern; ++i) {
+    const float value = std::fabs(values[i]) + 1e-3F;
+    const BFloat16 half(value);
+    std::byte* const at = pattern.data() + i * size_of(dtype);
+    std::memcpy(at, dtype == DType::kFloat32 ? static_cast<const void*>(&value) : &half,
+                size_of(dtype));
+  }
+  DeviceArray<std::byte> memory(bytes);
+  for (std::size_t done = 0; done < bytes; done += pattern.size()) {
+    const std::size_t part = std::min(pattern.size(), bytes - done);
+    cuda::check(cudaMemcpy(memory.data() + done, pattern.data(), part, cudaMemcpyDefault),
+                "cudaMemcpy");
+  }
+  return memory;
+}
+
+// A model in the device's memory.
 class Speed {
  public:
   explicit Speed(DType dtype, bool masters)
@@ -219,26 +243,6 @@ class Speed {
     DeviceArray<std::byte> parameters, gradients, masters, means, variances;
   };
 
-  static DeviceArray<std::byte> filled(std::size_t bytes, DType dtype) {
-    constexpr std::size_t kPattern = std::size_t{1} << 20;
-    std::vector<std::byte> pattern(kPattern * size_of(dtype));
-    const auto values = rough_elements<float>(kPattern, 5);
-    for (std::size_t i = 0; i < kPattern; ++i) {
-      const float value = std::fabs(values[i]) + 1e-3F;
-      const BFloat16 half(value);
-      std::byte* const at = pattern.data() + i * size_of(dtype);
-      std::memcpy(at, dtype == DType::kFloat32 ? static_cast<const void*>(&value) : &half,
-                  size_of(dtype));
-    }
-    DeviceArray<std::byte> memory(bytes);
-    for (std::size_t done = 0; done < bytes; done += pattern.size()) {
-      const std::size_t part = std::min(pattern.size(), bytes - done);
-      cuda::check(cudaMemcpy(memory.data() + done, pattern.data(), part, cudaMemcpyDefault),
-                  "cudaMemcpy");
-    }
-    return memory;
-  }
-
   plan::Layout layout_;
   DType dtype_;
   DType kept_;
@@ -310,6 +314,72 @@ TEST(GpuSpeed, OtherRulesGoAtTheSpeedOfMemory) {
   expect("LARS, with its norms", speed.lars_speed(flat::LarsStep{1e-5, 0.9, 0, 1e-4}), 0.85);
   expect("LAMB, with its norms", speed.lamb_speed(flat::LambStep{1e-5, 0.9, 0.999, 1e-6, 0.01, 10}),
          0.7);
+}
+
+// A codec with a model in the device's memory.
+class CodecSpeed {
+ public:
+  explicit CodecSpeed(const std::string& words)
+      : feedback_(codec::parse(words)->has_error_feedback()),
+        format_(dynamic_cast<const flat::KnownToDevices&>(*codec::parse(words)).on_device()),
+        blocks_(flat::codec_blocks(layout_, format_)),
+        table_(blocks_),
+        encoded_bytes_(blocks_.back().at + format_.bytes(blocks_.back().count)),
+        encoded_(encoded_bytes_) {}
+
+  // Gradients read; with feedback what was lost, too, both ways; the encoded bytes written.
+  double encode_bytes() const { return flat() * (feedback_ ? 3 : 1) + encoded(); }
+  double encode_speed() {
+    return speed_of(stream_.get(), encode_bytes(), [&] {
+      flat::queue_encode({range(), format_.kind, gradients_.data(), 0.25F,
+                          feedback_ ? lost_.data() : nullptr, encoded_.data()},
+                         stream_.get());
+    });
+  }
+  double decode_bytes() const { return flat() + encoded(); }
+  double decode_speed() {
+    return speed_of(stream_.get(), decode_bytes(), [&] {
+      flat::queue_decode({range(), format_.kind, encoded_.data(), gradients_.data()},
+                         stream_.get());
+    });
+  }
+  // Of both together.
+  double speed() {
+    const double seconds = encode_bytes() / encode_speed() + decode_bytes() / decode_speed();
+    return (encode_bytes() + decode_bytes()) / seconds;
+  }
+
+ private:
+  double flat() const { return static_cast<double>(layout_.bytes()); }
+  double encoded() const { return static_cast<double>(encoded_bytes_); }
+  flat::CodecRange range() const { return {table_.data(), {0, blocks_.size()}, 0}; }
+
+  plan::Layout layout_ = gpt_layout(DType::kFloat32);
+  bool feedback_;
+  flat::DeviceFormat format_;
+  std::vector<flat::CodecBlock> blocks_;
+  DeviceArray<flat::CodecBlock> table_;
+  std::size_t encoded_bytes_;
+  DeviceArray<std::byte> encoded_;
+  DeviceArray<std::byte> gradients_ = filled(layout_.bytes(), DType::kFloat32);
+  DeviceArray<std::byte> lost_{layout_.bytes()};
+  cuda::Stream stream_ = cuda::make_stream();
+};
+
+TEST(GpuSpeed, CodecsGoAtTheSpeedOfMemory) {
+  NEEDS_A_GPU();
+  const double copy = Speed(DType::kFloat32, false).copy_speed();
+  print("copy", copy, copy);
+  for (const char* const words :
+       {"bf16", "fp16", "int8:plain", "int8", "one-bit", "top-k:0.01", "top-k:0.25"}) {
+    CodecSpeed codec(words);
+    const std::string name = words;
+    print((name + ", encode").c_str(), codec.encode_speed(), copy);
+    print((name + ", decode").c_str(), codec.decode_speed(), copy);
+    if (name.ends_with("16") || name.starts_with("int8")) {
+      EXPECT_GT(codec.speed(), 0.7 * copy) << words;
+    }
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "torch/device/device.h"
+#include "torch/replica/device_encoding.h"
 #include "torch/replica/device_gradients.h"
 #include "torch/replica/device_reduction.h"
 #include "torch/replica/low_rank.h"
@@ -45,13 +46,27 @@ std::unique_ptr<Encoding> make_encoding(const DataParallelOptions& options,
                                         const std::vector<NamedTensor>& trained,
                                         const plan::Layout& layout, Device device) {
   if (!options.codec) return nullptr;
-  if (device.kind != DeviceKind::kCpu) {
-    throw BadInput(fmt::format("the codec {} is for models on CPUs, and this one lies on {}",
-                               options.codec->name(), device.text()));
-  }
   if (const auto power = std::dynamic_pointer_cast<const flat::PowerSgd>(options.codec))
-    return std::make_unique<LowRank>(options, *power, trained, layout);
-  return std::make_unique<BlockEncoding>(options, layout);
+    return std::make_unique<LowRank>(options, *power, trained, layout, device);
+  if (device.kind != DeviceKind::kCpu) {
+    if (auto encoding = make_device_encoding(options, layout, device)) return encoding;
+    throw BadInput(fmt::format(
+        "the codec {} is a program's own, for models on CPUs, and this model lies on {}",
+        options.codec->name(), device.text()));
+  }
+  return std::make_unique<HostBlockEncoding>(options, layout);
+}
+
+std::unique_ptr<Reduction> low_rank_reduction_of(Comm& comm, Banks& banks, LowRank& encoding) {
+  if (encoding.device().kind == DeviceKind::kCpu)
+    return std::make_unique<LowRankReduction>(comm, banks, encoding);
+  return std::make_unique<LowRankDeviceReduction>(comm, banks, encoding);
+}
+
+void orthonormalise_on(Device device, const torch::Tensor& factor) {
+  if (device.kind != DeviceKind::kCpu) return orthonormalise_on_device(factor);
+  flat::orthonormalise(factor.data_ptr<float>(), static_cast<std::size_t>(factor.size(0)),
+                       static_cast<int>(factor.size(1)));
 }
 
 std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPlan& plan,
@@ -65,6 +80,7 @@ std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPla
       return std::make_unique<OnePassReduction>(comm, banks, plan, nullptr);
     return std::make_unique<MessageReduction>(comm, banks);
   }
+  if (encoding != nullptr) return encoding->reduction(Reach::kMessages, comm, banks, plan);
   if (comm.size() == 1 && !options.force_collectives)
     return std::make_unique<LoneDeviceReduction>(banks);
   return std::make_unique<DeviceReduction>(comm, banks, plan.layout, device);

@@ -36,7 +36,7 @@ std::vector<torch::Tensor> sums_of(const Sharded& sharded, const plan::Bucket& b
 
 DeviceReduction::DeviceReduction(Comm& comm, Banks& banks, const plan::Layout& layout,
                                  Device device)
-    : comm_(comm), banks_(banks), layout_(layout), device_(device), side_(device) {}
+    : comm_(comm), banks_(banks), device_(device), side_(device), layout_(layout) {}
 
 DeviceGradients::Brought DeviceReduction::bring_small(const plan::Bucket& bucket) {
   return as_device(banks_.in_use())
@@ -47,11 +47,7 @@ DeviceGradients::Brought DeviceReduction::bring_small(const plan::Bucket& bucket
 // slow backward down by more than the copy takes.
 void DeviceReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
                              const ReduceOptions& rule) {
-  if (sharded != nullptr) {
-    as_device(banks_.in_use()).bring(bucket);
-  } else {
-    bring_small(bucket);
-  }
+  bring(bucket, sharded);
   ready_.record(device::current_stream(device_));
   launch_after(ready_, bucket, sharded, rule);
 }
@@ -61,8 +57,19 @@ void DeviceReduction::launch_after(const device::Event& ready, const plan::Bucke
                                    const Sharded* sharded, const ReduceOptions& rule) {
   const device::SideStream::Scope scope(side_, device::SideStream::After::kGoesOn);
   ready.precede(device::current_stream(device_));
-  works_.push_back(sharded != nullptr ? reduce_banks(bucket, *sharded, rule)
-                                      : reduce_gradients(bucket, rule));
+  works_.push_back(queue(bucket, sharded, rule));
+}
+
+void DeviceReduction::bring(const plan::Bucket& bucket, const Sharded* sharded) {
+  if (sharded != nullptr)
+    as_device(banks_.in_use()).bring(bucket);
+  else
+    bring_small(bucket);
+}
+
+Work DeviceReduction::queue(const plan::Bucket& bucket, const Sharded* sharded,
+                            const ReduceOptions& rule) {
+  return sharded != nullptr ? reduce_banks(bucket, *sharded, rule) : reduce_gradients(bucket, rule);
 }
 
 // bring_small() again: launch() has moved the small gradients already, so here it only finds

@@ -1,4 +1,4 @@
-// Reduction on GPUs. Both classes are owned by Parts, and no call waits for the GPU.
+// Reduction on GPUs. The classes are owned by Parts, and no call waits for the GPU. With a codec: device_encoding.h.
 #pragma once
 
 #include "torch/device/device.h"
@@ -20,16 +20,23 @@ class DeviceReduction : public Reduction {
                     const ReduceOptions& rule);
   void wait(Met met) override;
 
+ protected:
+  // Moves the gradients of a bucket to where they are reduced.
+  virtual void bring(const plan::Bucket& bucket, const Sharded* sharded);
+  // Queues the reduction on the current stream. The gradients may still be where a graph has written them.
+  virtual Work queue(const plan::Bucket& bucket, const Sharded* sharded, const ReduceOptions& rule);
+
+  Comm& comm_;
+  Banks& banks_;
+  Device device_;
+  device::SideStream side_;
+
  private:
   Work reduce_gradients(const plan::Bucket& bucket, const ReduceOptions& rule);
   Work reduce_banks(const plan::Bucket& bucket, const Sharded& sharded, const ReduceOptions& rule);
   DeviceGradients::Brought bring_small(const plan::Bucket& bucket);
 
-  Comm& comm_;
-  Banks& banks_;
   const plan::Layout& layout_;
-  Device device_;
-  device::SideStream side_;
   device::Event ready_;                 // on backward's stream: the gradients of a bucket are there
   std::vector<torch::Tensor> outside_;  // gradients that are reduced where they are
 };

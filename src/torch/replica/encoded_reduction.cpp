@@ -28,7 +28,7 @@ void wait_for(const std::vector<Work>& works) {
 
 }  // namespace
 
-EncodedReduction::EncodedReduction(Comm& comm, Banks& banks, BlockEncoding& encoding)
+EncodedReduction::EncodedReduction(Comm& comm, Banks& banks, HostBlockEncoding& encoding)
     : banks_(banks), encoding_(encoding), owners_(same_workers(comm)), all_(same_workers(comm)) {}
 
 std::byte* EncodedReduction::memory_of(const Flight& flight, int hosted) const {

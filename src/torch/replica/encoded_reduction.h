@@ -16,7 +16,7 @@ namespace lockstep::replica {
 
 class EncodedReduction : public Reduction {
  public:
-  EncodedReduction(Comm& comm, Banks& banks, BlockEncoding& encoding);
+  EncodedReduction(Comm& comm, Banks& banks, HostBlockEncoding& encoding);
 
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
               const ReduceOptions& rule) override;
@@ -51,7 +51,7 @@ class EncodedReduction : public Reduction {
   void go_on();
 
   Banks& banks_;
-  BlockEncoding& encoding_;
+  HostBlockEncoding& encoding_;
   int shards_ = 0;  // of the run under way
   std::deque<Flight> flights_;
   // Last, so that they go first: they end operations that use the flights. Two, because a worker may send the average of

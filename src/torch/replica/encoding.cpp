@@ -11,6 +11,7 @@
 #include "flat/codec_loops.h"
 #include "flat/fold.h"
 #include "plan/tree.h"
+#include "torch/device/device.h"
 #include "torch/replica/encoded_reduction.h"
 #include "torch/replica/gradient_source.h"
 
@@ -85,29 +86,35 @@ void Encoding::check_may_move() const {
                   codec_->name()));
 }
 
-BlockEncoding::BlockEncoding(const DataParallelOptions& options, const plan::Layout& layout)
-    : Encoding(options, layout), at_(layout.blocks() + 1) {
+BlockEncoding::BlockEncoding(const DataParallelOptions& options, const plan::Layout& layout,
+                             Device device, const BytesOf& bytes_of)
+    : Encoding(options, layout), device_(device), at_(layout.blocks() + 1) {
   for (std::size_t block = 0; block < layout.blocks(); ++block)
-    at_[block + 1] = at_[block] + codec().bytes(layout.block(block).count);
+    at_[block + 1] = at_[block] + bytes_of(layout.block(block).count);
 }
 
 void BlockEncoding::allocate(Comm& comm, int shards) {
-  lost_.emplace(comm, layout().bytes() * (static_cast<std::size_t>(shards) + 1), Copies::kPerHost);
+  lost_.emplace(comm, layout().bytes() * (static_cast<std::size_t>(shards) + 1), Copies::kPerHost,
+                device_);
 }
 
-std::unique_ptr<Reduction> BlockEncoding::reduction(Reach reach, Comm& comm, Banks& banks,
-                                                    const ModelPlan& plan) {
+std::byte* BlockEncoding::lost(int shard) const {
+  if (!lost_) return nullptr;
+  return lost_->data() + layout().bytes() * static_cast<std::size_t>(shard);
+}
+
+HostBlockEncoding::HostBlockEncoding(const DataParallelOptions& options, const plan::Layout& layout)
+    : BlockEncoding(options, layout, {},
+                    [&](std::size_t elements) { return options.codec->bytes(elements); }) {}
+
+std::unique_ptr<Reduction> HostBlockEncoding::reduction(Reach reach, Comm& comm, Banks& banks,
+                                                        const ModelPlan& plan) {
   if (reach == Reach::kMemory) return std::make_unique<OnePassReduction>(comm, banks, plan, this);
   return std::make_unique<EncodedReduction>(comm, banks, *this);
 }
 
-float* BlockEncoding::lost(int shard, std::size_t block) const {
-  return elements_at(layout(), lost_->data() + layout().bytes() * static_cast<std::size_t>(shard),
-                     block);
-}
-
-void BlockEncoding::encode(int shard, std::size_t block, double factor, float* elements,
-                           std::byte* bytes) {
+void HostBlockEncoding::encode(int shard, std::size_t block, double factor, float* elements,
+                               std::byte* bytes) {
   LOCKSTEP_CHECK(shards() > 0, "take_memory() comes before encode()");
   const std::size_t count = layout().block(block).count;
   std::array<float, Codec::kBlock> sent;
@@ -116,45 +123,50 @@ void BlockEncoding::encode(int shard, std::size_t block, double factor, float* e
     own.resize(codec().bytes(count));
     bytes = own.data();
   }
-  if (lost_)
-    flat::add_scaled(elements, static_cast<float>(factor), lost(shard, block), sent.data(), count);
+  std::byte* const memory = lost(shard);
+  float* const kept = memory == nullptr ? nullptr : elements_at(layout(), memory, block);
+  if (kept != nullptr)
+    flat::add_scaled(elements, static_cast<float>(factor), kept, sent.data(), count);
   else
     flat::scale(DType::kFloat32, factor, elements, sent.data(), count);
   codec().encode({sent.data(), count}, bytes);
   codec().decode(bytes, {elements, count});
-  if (lost_) flat::subtract(sent.data(), elements, lost(shard, block), count);
+  if (kept != nullptr) flat::subtract(sent.data(), elements, kept, count);
 }
 
-void BlockEncoding::encode(int shard, plan::BlockRange blocks, double factor, std::byte* memory,
-                           std::byte* bytes) {
+void HostBlockEncoding::encode(int shard, plan::BlockRange blocks, double factor, std::byte* memory,
+                               std::byte* bytes) {
   for_each_block(blocks, [&](std::size_t block) {
     encode(shard, block, factor, elements_at(layout(), memory, block),
            bytes == nullptr ? nullptr : bytes + this->bytes({blocks.begin, block}));
   });
 }
 
-void BlockEncoding::decode(std::size_t block, const std::byte* bytes, float* elements) const {
+void HostBlockEncoding::decode(std::size_t block, const std::byte* bytes, float* elements) const {
   codec().decode(bytes, {elements, layout().block(block).count});
 }
 
-void BlockEncoding::decode(plan::BlockRange blocks, const std::byte* bytes,
-                           std::byte* memory) const {
+void HostBlockEncoding::decode(plan::BlockRange blocks, const std::byte* bytes,
+                               std::byte* memory) const {
   for_each_block(blocks, [&](std::size_t block) {
     decode(block, bytes + this->bytes({blocks.begin, block}), elements_at(layout(), memory, block));
   });
 }
 
-std::vector<plan::BlockRange> BlockEncoding::parts_of(const plan::Bucket& bucket,
-                                                      int workers) const {
+std::vector<plan::BlockRange> HostBlockEncoding::parts_of(const plan::Bucket& bucket,
+                                                          int workers) const {
   constexpr std::size_t kMessageBlocks = 128;  // 128 KiB in int8
-  const plan::Entry& last = layout().entries()[bucket.first_entry + bucket.entries - 1];
-  const std::size_t end = last.first_block + last.blocks();
+  const plan::BlockRange all = blocks_of(layout(), bucket);
   const std::size_t most = kMessageBlocks * static_cast<std::size_t>(workers);
   std::vector<plan::BlockRange> parts;
-  for (std::size_t begin = layout().entries()[bucket.first_entry].first_block; begin < end;
-       begin += most)
-    parts.push_back({begin, std::min(begin + most, end)});
+  for (std::size_t begin = all.begin; begin < all.end; begin += most)
+    parts.push_back({begin, std::min(begin + most, all.end)});
   return parts;
+}
+
+plan::BlockRange blocks_of(const plan::Layout& layout, const plan::Bucket& bucket) {
+  const plan::Entry& last = layout.entries()[bucket.first_entry + bucket.entries - 1];
+  return {layout.entries()[bucket.first_entry].first_block, last.first_block + last.blocks()};
 }
 
 plan::BlockRange own_blocks(plan::BlockRange blocks, int worker, int workers) {
@@ -189,10 +201,13 @@ std::size_t BlockEncoding::busiest(const std::vector<plan::Bucket>& buckets, int
 
 namespace {
 
-void share_blocks(Comm& comm, int worker, std::byte* memory, const plan::Layout& layout,
-                  plan::BlockRange blocks) {
+// Of a layout that begins at a byte of the memory.
+void share_blocks(Comm& comm, int worker, const FlatMemory& memory, std::size_t begins,
+                  const plan::Layout& layout, plan::BlockRange blocks) {
+  void* const stream = device::current_stream(memory.device());
   for (const plan::Stretch& part : plan::stretches_of(layout, blocks)) {
-    comm.broadcast({memory + offset_of(layout, part), part.count, DType::kFloat32}, worker).wait();
+    std::byte* const data = memory.data() + begins + offset_of(layout, part);
+    comm.broadcast({data, part.count, DType::kFloat32, memory.device(), stream}, worker).wait();
   }
 }
 
@@ -202,22 +217,22 @@ void share_shards(Comm& comm, const FlatMemory& memory, const plan::Layout& layo
   for (int worker = 0; worker < comm.size(); ++worker) {
     const plan::ShardRange hosted = plan::hosted_shards(worker, comm.size(), shards);
     for (int shard = hosted.begin; shard < hosted.end; ++shard) {
-      share_blocks(comm, worker, memory.data() + layout.bytes() * static_cast<std::size_t>(shard),
-                   layout, {0, layout.blocks()});
+      share_blocks(comm, worker, memory, layout.bytes() * static_cast<std::size_t>(shard), layout,
+                   {0, layout.blocks()});
     }
   }
 }
 
 // Where workers share memory, all of it is there.
 void BlockEncoding::complete(Comm& comm, const std::vector<plan::Bucket>& buckets) {
-  if (!lost_ || lost_->shared()) return;
+  if (!lost_ || lost_->shared() || comm.size() == 1) return;
   share_shards(comm, *lost_, layout(), shards());
-  std::byte* const average_at =
-      lost_->data() + layout().bytes() * static_cast<std::size_t>(average());
+  const std::size_t average_at = layout().bytes() * static_cast<std::size_t>(average());
   for (int worker = 0; worker < comm.size(); ++worker) {
     for (const plan::Bucket& bucket : buckets) {
       for (const plan::BlockRange& part : parts_of(bucket, comm.size()))
-        share_blocks(comm, worker, average_at, layout(), own_blocks(part, worker, comm.size()));
+        share_blocks(comm, worker, *lost_, average_at, layout(),
+                     own_blocks(part, worker, comm.size()));
     }
   }
 }

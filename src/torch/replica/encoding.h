@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -82,13 +83,9 @@ class Encoding {
 // C is encode and then decode; e and f are error feedback. Without it they are zero, and take no memory. All of it is
 // defined by blocks and shards, so it does not matter which worker does it.
 //
-// Threads:   encode() and decode() from any, each block of a shard once at a time.
+// A class for each device computes: HostBlockEncoding, and DeviceBlockEncoding (device_encoding.h).
 class BlockEncoding : public Encoding {
  public:
-  BlockEncoding(const DataParallelOptions& options, const plan::Layout& layout);
-
-  std::unique_ptr<Reduction> reduction(Reach reach, Comm& comm, Banks& banks,
-                                       const ModelPlan& plan) override;
   std::size_t busiest(const std::vector<plan::Bucket>& buckets, int shards,
                       int workers) const override;
   void complete(Comm& comm, const std::vector<plan::Bucket>& buckets) override;
@@ -97,6 +94,36 @@ class BlockEncoding : public Encoding {
 
   // Passed as the shard, to encode the average.
   int average() const { return shards(); }
+  // The blocks of a bucket, in parts that are sent one after the other: so the first travels while the next is encoded.
+  virtual std::vector<plan::BlockRange> parts_of(const plan::Bucket& bucket, int workers) const = 0;
+  // Of these blocks, encoded.
+  std::size_t bytes(plan::BlockRange blocks) const { return at_[blocks.end] - at_[blocks.begin]; }
+
+ protected:
+  using BytesOf = std::function<std::size_t(std::size_t elements)>;  // of an encoded block
+  BlockEncoding(const DataParallelOptions& options, const plan::Layout& layout, Device device,
+                const BytesOf& bytes_of);
+
+  void allocate(Comm& comm, int shards) override;
+  std::size_t at(std::size_t block) const { return at_[block]; }
+  // In the layout; null without error feedback.
+  std::byte* lost(int shard) const;
+
+ private:
+  Device device_;
+  std::vector<std::size_t> at_;     // by block, and the end: where its bytes begin
+  std::optional<FlatMemory> lost_;  // one layout for each shard, then one for the average
+};
+
+// Threads:   encode() and decode() from any, each block of a shard once at a time.
+class HostBlockEncoding : public BlockEncoding {
+ public:
+  HostBlockEncoding(const DataParallelOptions& options, const plan::Layout& layout);
+
+  std::unique_ptr<Reduction> reduction(Reach reach, Comm& comm, Banks& banks,
+                                       const ModelPlan& plan) override;
+  std::vector<plan::BlockRange> parts_of(const plan::Bucket& bucket, int workers) const override;
+
   // Encodes a block in place: afterwards it has the decoded elements. Its bytes go to `bytes`, if that is not null.
   void encode(int shard, std::size_t block, double factor, float* elements, std::byte* bytes);
   // The same for the blocks of a flat memory, on LibTorch's threads.
@@ -104,23 +131,9 @@ class BlockEncoding : public Encoding {
               std::byte* bytes);
   void decode(plan::BlockRange blocks, const std::byte* bytes, std::byte* memory) const;
   void decode(std::size_t block, const std::byte* bytes, float* elements) const;
-
-  // The blocks of a bucket, in parts that are sent one after the other: so the first travels while the next is encoded.
-  std::vector<plan::BlockRange> parts_of(const plan::Bucket& bucket, int workers) const;
-  // Of these blocks, encoded.
-  std::size_t bytes(plan::BlockRange blocks) const { return at_[blocks.end] - at_[blocks.begin]; }
-
- protected:
-  void allocate(Comm& comm, int shards) override;
-
- private:
-  float* lost(int shard, std::size_t block) const;
-
-  std::vector<std::size_t> at_;     // by block, and the end: where its bytes begin
-  std::optional<FlatMemory> lost_;  // one layout for each shard, then one for the average
 };
 
-// Null without a codec. BadInput for a model on a GPU. (device_choice.cpp)
+// Null without a codec. BadInput for one that GPUs do not know, if the model is on a GPU. (device_choice.cpp)
 std::unique_ptr<Encoding> make_encoding(const DataParallelOptions& options,
                                         const std::vector<NamedTensor>& trained,
                                         const plan::Layout& layout, Device device);
@@ -128,7 +141,8 @@ std::unique_ptr<Encoding> make_encoding(const DataParallelOptions& options,
 // A shard's row of a memory that has one layout for each shard: everybody gets it from the shard's worker. Collective.
 void share_shards(Comm& comm, const FlatMemory& memory, const plan::Layout& layout, int shards);
 
-// The blocks of such a part that a worker sums and sends on, where gradients go by messages.
+// The blocks of a bucket, and those of a part that a worker sums and sends on, where gradients go by messages.
+plan::BlockRange blocks_of(const plan::Layout& layout, const plan::Bucket& bucket);
 plan::BlockRange own_blocks(plan::BlockRange blocks, int worker, int workers);
 
 }  // namespace lockstep::replica

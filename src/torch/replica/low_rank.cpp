@@ -7,10 +7,9 @@
 #include <utility>
 
 #include "base/check.h"
-#include "flat/fold.h"
-#include "flat/tree_sum.h"
 #include "plan/traffic.h"
 #include "plan/tree.h"
+#include "torch/replica/device_gradients.h"
 #include "torch/replica/gradient_source.h"
 
 namespace lockstep::replica {
@@ -49,8 +48,11 @@ std::string no_matrix(const flat::PowerSgd& codec, const std::vector<NamedTensor
 }  // namespace
 
 LowRank::LowRank(const DataParallelOptions& options, const flat::PowerSgd& codec,
-                 const std::vector<NamedTensor>& trained, const plan::Layout& layout)
-    : Encoding(options, layout), codec_(codec), steps_(torch::zeros({1}, torch::kInt64)) {
+                 const std::vector<NamedTensor>& trained, const plan::Layout& layout, Device device)
+    : Encoding(options, layout),
+      codec_(codec),
+      device_(device),
+      steps_(torch::zeros({1}, torch::kInt64)) {
   for (std::size_t entry = 0; entry < layout.entries().size(); ++entry) {
     const torch::Tensor& tensor = trained[layout.entries()[entry].registered].tensor;
     if (tensor.dim() < 2 || tensor.numel() == 0) continue;
@@ -61,6 +63,7 @@ LowRank::LowRank(const DataParallelOptions& options, const flat::PowerSgd& codec
       continue;
     Matrix matrix{entry, rows, columns, torch::empty({columns, rank()}, kFloat)};
     flat::first_factor(floats_of(matrix.q), static_cast<std::size_t>(columns), rank());
+    matrix.q = matrix.q.to(torch::Device(device));
     matrices_.push_back(std::move(matrix));
   }
   if (matrices_.empty()) throw BadInput(no_matrix(codec, trained));
@@ -71,11 +74,12 @@ Reach LowRank::reach(Reach) const {
 }
 
 std::unique_ptr<Reduction> LowRank::reduction(Reach, Comm& comm, Banks& banks, const ModelPlan&) {
-  return std::make_unique<LowRankReduction>(comm, banks, *this);
+  return low_rank_reduction_of(comm, banks, *this);
 }
 
 void LowRank::allocate(Comm& comm, int shards) {
-  lost_.emplace(comm, layout().bytes() * static_cast<std::size_t>(shards), Copies::kPerHost);
+  lost_.emplace(comm, layout().bytes() * static_cast<std::size_t>(shards), Copies::kPerHost,
+                device_);
 }
 
 bool LowRank::begun() const {
@@ -126,12 +130,26 @@ std::size_t LowRank::busiest(const std::vector<plan::Bucket>& buckets, int shard
 }
 
 void LowRank::complete(Comm& comm, const std::vector<plan::Bucket>&) {
-  if (lost_ && !lost_->shared()) share_shards(comm, *lost_, layout(), shards());
+  if (lost_ && !lost_->shared() && comm.size() > 1) share_shards(comm, *lost_, layout(), shards());
+}
+
+torch::Tensor LowRank::view(std::byte* memory, std::size_t entry) const {
+  const plan::Entry& of = layout().entries()[entry];
+  const auto options = torch::TensorOptions().dtype(kFloat).device(torch::Device(device_));
+  return torch::from_blob(memory + of.offset, {static_cast<std::int64_t>(of.count)}, options);
 }
 
 torch::Tensor LowRank::view(std::byte* memory, const Matrix& matrix) const {
-  return torch::from_blob(memory + layout().entries()[matrix.entry].offset,
-                          {matrix.rows, matrix.columns}, kFloat);
+  return view(memory, matrix.entry).view({matrix.rows, matrix.columns});
+}
+
+torch::Tensor LowRank::floats(std::int64_t rows, std::int64_t columns) const {
+  const auto options = torch::TensorOptions().dtype(kFloat).device(torch::Device(device_));
+  return torch::empty({rows, columns}, options);
+}
+
+void LowRank::orthonormalise(const torch::Tensor& factor) const {
+  orthonormalise_on(device_, factor);
 }
 
 torch::Tensor LowRank::lost(int shard, const Matrix& matrix) const {
@@ -154,158 +172,209 @@ std::vector<NamedTensor> LowRank::state() const {
   return all;
 }
 
+LowRankBucket::LowRankBucket(LowRank& encoding, const Banks& banks, const plan::Bucket& bucket,
+                             const Sharded* sharded, plan::ShardRange hosted)
+    : encoding_(encoding),
+      banks_(banks),
+      what_(encoding.split(bucket, encoding.begun())),
+      sharded_(sharded),
+      hosted_(hosted) {}
+
+std::byte* LowRankBucket::memory_of(int hosted) const {
+  const FlatGradients& bank = sharded_ == nullptr
+                                  ? banks_.front()
+                                  : banks_.at(sharded_->held[static_cast<std::size_t>(hosted)]);
+  return bank.memory().data();
+}
+
+void LowRankBucket::make_first(double factor) {
+  const std::int64_t rank = encoding_.rank();
+  for (const LowRank::Matrix* matrix : what_.matrices) encoding_.orthonormalise(matrix->q);
+  first_ = encoding_.floats(hosted_.size(), what_.first_floats);
+  for (int number = 0; number < hosted_.size(); ++number) {
+    std::byte* const memory = memory_of(number);
+    std::int64_t at = 0;
+    for (const LowRank::Matrix* matrix : what_.matrices) {
+      torch::Tensor m = encoding_.view(memory, *matrix);
+      m.mul_(factor).add_(encoding_.lost(hosted_.begin + number, *matrix));
+      torch::Tensor p =
+          first_[number].narrow(0, at, matrix->rows * rank).view({matrix->rows, rank});
+      torch::mm_out(p, m, matrix->q);
+      at += p.numel();
+    }
+    for (const std::size_t entry : what_.rest) {
+      const torch::Tensor values = encoding_.view(memory, entry);
+      torch::Tensor to = first_[number].narrow(0, at, values.numel());
+      torch::mul_out(to, values, torch::scalar_tensor(factor, kFloat));
+      at += values.numel();
+    }
+  }
+}
+
+void LowRankBucket::make_second() {
+  if (!has_second()) return;
+  const std::int64_t rank = encoding_.rank();
+  second_ = encoding_.floats(hosted_.size(), what_.second_floats);
+  std::int64_t p_at = 0;
+  std::int64_t q_at = 0;
+  for (const LowRank::Matrix* matrix : what_.matrices) {
+    const torch::Tensor p =
+        first_[0].narrow(0, p_at, matrix->rows * rank).view({matrix->rows, rank});
+    encoding_.orthonormalise(p);
+    for (int number = 0; number < hosted_.size(); ++number) {
+      torch::Tensor q =
+          second_[number].narrow(0, q_at, matrix->columns * rank).view({matrix->columns, rank});
+      torch::mm_out(q, encoding_.view(memory_of(number), *matrix).t(), p);
+    }
+    p_at += matrix->rows * rank;
+    q_at += matrix->columns * rank;
+  }
+}
+
+// As MessageReduction: first this worker's own partials of the tree.
+Work LowRankBucket::add(const torch::Tensor& rows, Comm& comm) const {
+  const auto buffer = [&](const torch::Tensor& row) {
+    return Buffer{row.data_ptr(), static_cast<std::size_t>(row.numel()), DType::kFloat32,
+                  encoding_.device(), device::current_stream(encoding_.device())};
+  };
+  if (sharded_ == nullptr) return comm.size() > 1 ? comm.all_reduce(buffer(rows[0])) : Work();
+  std::vector<Buffer> partials;
+  std::int64_t next = 0;
+  for (const plan::Reduction& partial : sharded_->partials) {
+    std::vector<torch::Tensor> values;
+    for (std::size_t i = 0; i < partial.operands.size(); ++i) values.push_back(rows[next++]);
+    partials.push_back(buffer(values.front()));
+    for (const auto& [left, right] : partial.additions) {
+      torch::Tensor sum = values[static_cast<std::size_t>(left)];
+      values.push_back(sum.add_(values[static_cast<std::size_t>(right)]));
+    }
+  }
+  if (comm.size() == 1) return {};
+  return comm.reduce(std::move(partials), sharded_->shards, buffer(rows[0]));
+}
+
+void LowRankBucket::finish() {
+  const std::int64_t rank = encoding_.rank();
+  std::byte* const average = memory_of(0);
+  const double share = 1.0 / encoding_.of_shards();
+  std::int64_t p_at = 0;
+  std::int64_t q_at = 0;
+  for (const LowRank::Matrix* matrix : what_.matrices) {
+    const torch::Tensor p =
+        first_[0].narrow(0, p_at, matrix->rows * rank).view({matrix->rows, rank});
+    torch::Tensor factor = matrix->q;
+    factor.copy_(second_[0].narrow(0, q_at, matrix->columns * rank).view({matrix->columns, rank}));
+    const torch::Tensor result = torch::mm(p, factor.t());
+    for (int number = 0; number < hosted_.size(); ++number) {
+      torch::Tensor lost = encoding_.lost(hosted_.begin + number, *matrix);
+      torch::sub_out(lost, encoding_.view(memory_of(number), *matrix), result, share);
+    }
+    encoding_.view(average, *matrix).copy_(result);
+    p_at += matrix->rows * rank;
+    q_at += matrix->columns * rank;
+  }
+  for (const std::size_t entry : what_.rest) {
+    torch::Tensor to = encoding_.view(average, entry);
+    to.copy_(first_[0].narrow(0, p_at, to.numel()));
+    p_at += to.numel();
+  }
+}
+
 LowRankReduction::LowRankReduction(Comm& comm, Banks& banks, LowRank& encoding)
     : banks_(banks),
       encoding_(encoding),
       firsts_(same_workers(comm)),
       seconds_(same_workers(comm)) {}
 
-std::byte* LowRankReduction::memory_of(const Flight& flight, int hosted) const {
-  const FlatGradients& bank =
-      flight.sharded == nullptr ? banks_.front()
-                                : banks_.at(flight.sharded->held[static_cast<std::size_t>(hosted)]);
-  return bank.memory().data();
+namespace {
+
+// The shards of this worker, for which there is memory then.
+plan::ShardRange prepare(LowRank& encoding, Comm& comm, const Sharded* sharded) {
+  const int shards = sharded != nullptr ? sharded->shards : comm.size();
+  if (sharded == nullptr) encoding.take_memory(comm, shards);
+  return plan::hosted_shards(comm.rank(), comm.size(), shards);
 }
+
+}  // namespace
 
 void LowRankReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
                               const ReduceOptions& rule) {
   torch::NoGradGuard no_grad;
-  const int shards = sharded != nullptr ? sharded->shards : firsts_.size();
-  if (sharded == nullptr) encoding_.take_memory(firsts_, shards);
-  hosted_ = plan::hosted_shards(firsts_.rank(), firsts_.size(), shards);
-  Flight& flight = flights_.emplace_back();
-  flight.what = encoding_.split(bucket, encoding_.begun());
-  flight.sharded = sharded;
-  make_p(flight, rule.factor);
-  begin(flight.first, sharded, firsts_);
+  const plan::ShardRange hosted = prepare(encoding_, firsts_, sharded);
+  Flight& flight =
+      flights_.emplace_back(Flight{{encoding_, banks_, bucket, sharded, hosted}, {}, {}, false});
+  flight.bucket.make_first(rule.factor);
+  flight.first = flight.bucket.add_first(firsts_);
   go_on();
   works_.emplace_back();  // launched() counts it; its works are those of the flights
-}
-
-// Leaves M in the place of each gradient.
-void LowRankReduction::make_p(Flight& flight, double factor) {
-  const std::int64_t rank = encoding_.rank();
-  for (const LowRank::Matrix* matrix : flight.what.matrices)
-    flat::orthonormalise(floats_of(matrix->q), static_cast<std::size_t>(matrix->columns),
-                         encoding_.rank());
-  flight.first.rows = torch::empty({hosted_.size(), flight.what.first_floats}, kFloat);
-  for (int number = 0; number < hosted_.size(); ++number) {
-    std::byte* const memory = memory_of(flight, number);
-    const torch::Tensor row = flight.first.rows[number];
-    std::int64_t at = 0;
-    for (const LowRank::Matrix* matrix : flight.what.matrices) {
-      torch::Tensor m = encoding_.view(memory, *matrix);
-      m.mul_(factor).add_(encoding_.lost(hosted_.begin + number, *matrix));
-      torch::Tensor p = row.narrow(0, at, matrix->rows * rank).view({matrix->rows, rank});
-      torch::mm_out(p, m, matrix->q);
-      at += p.numel();
-    }
-    for (const std::size_t entry : flight.what.rest) {
-      const plan::Entry& values = encoding_.layout().entries()[entry];
-      flat::scale(DType::kFloat32, factor, memory + values.offset, floats_of(row) + at,
-                  values.count);
-      at += static_cast<std::int64_t>(values.count);
-    }
-  }
-}
-
-void LowRankReduction::make_q(Flight& flight) {
-  flight.second.begun = true;
-  if (flight.what.matrices.empty()) return;
-  const std::int64_t rank = encoding_.rank();
-  flight.second.rows = torch::empty({hosted_.size(), flight.what.second_floats}, kFloat);
-  std::int64_t p_at = 0;
-  std::int64_t q_at = 0;
-  for (const LowRank::Matrix* matrix : flight.what.matrices) {
-    const torch::Tensor p =
-        flight.first.rows[0].narrow(0, p_at, matrix->rows * rank).view({matrix->rows, rank});
-    flat::orthonormalise(floats_of(p), static_cast<std::size_t>(matrix->rows), encoding_.rank());
-    for (int number = 0; number < hosted_.size(); ++number) {
-      torch::Tensor q = flight.second.rows[number]
-                            .narrow(0, q_at, matrix->columns * rank)
-                            .view({matrix->columns, rank});
-      torch::mm_out(q, encoding_.view(memory_of(flight, number), *matrix).t(), p);
-    }
-    p_at += matrix->rows * rank;
-    q_at += matrix->columns * rank;
-  }
-  begin(flight.second, flight.sharded, seconds_);
-}
-
-// The sum over all shards comes to the first row. As MessageReduction: first this worker's own partials of the tree.
-void LowRankReduction::begin(Sum& sum, const Sharded* sharded, Comm& comm) {
-  const auto count = static_cast<std::size_t>(sum.rows.size(1));
-  const auto row = [&](int number) { return floats_of(sum.rows[number]); };
-  const auto buffer = [&](int number) { return Buffer{row(number), count, DType::kFloat32}; };
-  sum.begun = true;
-  if (sharded == nullptr) {
-    sum.work = comm.all_reduce(buffer(0));
-    return;
-  }
-  std::vector<Buffer> partials;
-  int next = 0;
-  for (const plan::Reduction& partial : sharded->partials) {
-    partials.push_back(buffer(next));
-    std::vector<const void*> operands;
-    for (std::size_t i = 0; i < partial.operands.size(); ++i) operands.push_back(row(next++));
-    flat::TreeSum(partial, flat::Fold{DType::kFloat32}).run(operands, partials.back().data, count);
-  }
-  sum.work = comm.reduce(std::move(partials), sharded->shards, buffer(0));
 }
 
 // The second sums begin in the order of the buckets, on every worker.
 void LowRankReduction::go_on() {
   for (Flight& flight : flights_) {
-    if (flight.second.begun) continue;
-    if (!flight.first.work.done()) return;
-    flight.first.work.wait();  // one that has failed counts as done
-    make_q(flight);
-  }
-}
-
-void LowRankReduction::finish(Flight& flight) {
-  const std::int64_t rank = encoding_.rank();
-  std::byte* const average = memory_of(flight, 0);
-  const double share = 1.0 / encoding_.of_shards();
-  std::int64_t p_at = 0;
-  std::int64_t q_at = 0;
-  for (const LowRank::Matrix* matrix : flight.what.matrices) {
-    const torch::Tensor p =
-        flight.first.rows[0].narrow(0, p_at, matrix->rows * rank).view({matrix->rows, rank});
-    torch::Tensor factor = matrix->q;
-    factor.copy_(flight.second.rows[0]
-                     .narrow(0, q_at, matrix->columns * rank)
-                     .view({matrix->columns, rank}));
-    const torch::Tensor result = torch::mm(p, factor.t());
-    for (int number = 0; number < hosted_.size(); ++number) {
-      torch::Tensor lost = encoding_.lost(hosted_.begin + number, *matrix);
-      torch::sub_out(lost, encoding_.view(memory_of(flight, number), *matrix), result, share);
-    }
-    encoding_.view(average, *matrix).copy_(result);
-    p_at += matrix->rows * rank;
-    q_at += matrix->columns * rank;
-  }
-  const float* next = floats_of(flight.first.rows[0]) + p_at;
-  for (const std::size_t entry : flight.what.rest) {
-    const plan::Entry& values = encoding_.layout().entries()[entry];
-    std::copy_n(next, values.count, reinterpret_cast<float*>(average + values.offset));
-    next += values.count;
+    if (flight.second_begun) continue;
+    if (!flight.first.done()) return;
+    flight.first.wait();  // one that has failed counts as done
+    flight.second_begun = true;
+    flight.bucket.make_second();
+    if (flight.bucket.has_second()) flight.second = flight.bucket.add_second(seconds_);
   }
 }
 
 void LowRankReduction::wait(Met) {
   torch::NoGradGuard no_grad;
   for (Flight& flight : flights_) {
-    flight.first.work.wait();
+    flight.first.wait();
     go_on();
   }
   for (Flight& flight : flights_) {
-    if (!flight.what.matrices.empty()) flight.second.work.wait();
-    finish(flight);
+    flight.second.wait();
+    flight.bucket.finish();
   }
   if (!flights_.empty()) encoding_.end_step();
   flights_.clear();
   works_.clear();
+}
+
+LowRankDeviceReduction::LowRankDeviceReduction(Comm& comm, Banks& banks, LowRank& encoding)
+    : DeviceReduction(comm, banks, encoding.layout(), encoding.device()), encoding_(encoding) {}
+
+void LowRankDeviceReduction::bring(const plan::Bucket& bucket, const Sharded*) {
+  static_cast<DeviceGradients&>(banks_.in_use()).bring(bucket);
+}
+
+Work LowRankDeviceReduction::queue(const plan::Bucket& bucket, const Sharded* sharded,
+                                   const ReduceOptions& rule) {
+  torch::NoGradGuard no_grad;
+  bring(bucket, sharded);
+  const plan::ShardRange hosted = prepare(encoding_, comm_, sharded);
+  Flight& flight =
+      flights_.emplace_back(Flight{{encoding_, banks_, bucket, sharded, hosted}, {}, {}});
+  flight.bucket.make_first(rule.factor);
+  flight.first = flight.bucket.add_first(comm_);
+  if (flights_.size() > 1) add_second(flights_[flights_.size() - 2]);
+  return flight.first;
+}
+
+void LowRankDeviceReduction::add_second(Flight& flight) {
+  flight.first.wait_on(device::current_stream(device_));
+  flight.bucket.make_second();
+  if (flight.bucket.has_second()) flight.second = flight.bucket.add_second(comm_);
+}
+
+void LowRankDeviceReduction::wait(Met met) {
+  torch::NoGradGuard no_grad;
+  if (!flights_.empty()) {
+    const device::SideStream::Scope scope(side_, device::SideStream::After::kGoesOn);
+    add_second(flights_.back());
+    for (Flight& flight : flights_) {
+      flight.second.wait_on(device::current_stream(device_));
+      flight.bucket.finish();
+    }
+    encoding_.end_step();
+    flights_.clear();
+  }
+  DeviceReduction::wait(met);
 }
 
 }  // namespace lockstep::replica

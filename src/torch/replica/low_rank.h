@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "flat/low_rank.h"
+#include "torch/replica/device_reduction.h"
 #include "torch/replica/encoding.h"
 #include "torch/replica/reduction.h"
 
@@ -33,7 +34,7 @@ class LowRank : public Encoding {
 
   // BadInput if no matrix is worth its factors.
   LowRank(const DataParallelOptions& options, const flat::PowerSgd& codec,
-          const std::vector<NamedTensor>& trained, const plan::Layout& layout);
+          const std::vector<NamedTensor>& trained, const plan::Layout& layout, Device device);
 
   std::int64_t begins_at() const override { return codec_.from(); }
   // The factors are sums over all shards, so it takes messages everywhere.
@@ -58,8 +59,14 @@ class LowRank : public Encoding {
   bool begun() const;  // this step sends factors
   void end_step();
 
+  Device device() const { return device_; }
   torch::Tensor lost(int shard, const Matrix& matrix) const;
   torch::Tensor view(std::byte* memory, const Matrix& matrix) const;
+  // An entry as a row.
+  torch::Tensor view(std::byte* memory, std::size_t entry) const;
+  torch::Tensor floats(std::int64_t rows, std::int64_t columns) const;  // of any values
+  // The columns of a factor, which lies in one piece.
+  void orthonormalise(const torch::Tensor& factor) const;
   int of_shards() const { return shards(); }
 
  protected:
@@ -67,9 +74,47 @@ class LowRank : public Encoding {
 
  private:
   const flat::PowerSgd& codec_;
+  Device device_;
   std::vector<Matrix> matrices_;  // in the order of the layout
   torch::Tensor steps_;           // one integer
   std::optional<FlatMemory> lost_;
+};
+
+// What becomes of a bucket: two sums, with the arithmetic around them. On a GPU all of it is queued on the current stream.
+//
+// Threads:   as LowRankReduction.
+// Blocking:  never.
+// Failure:   that of the collective.
+// Ownership: borrows all that it is made of. Messages are received into it; it does not move.
+class LowRankBucket {
+ public:
+  // `sharded` is null for one gradient of each worker.
+  LowRankBucket(LowRank& encoding, const Banks& banks, const plan::Bucket& bucket,
+                const Sharded* sharded, plan::ShardRange hosted);
+
+  // P of all matrices, and the rest as it is. Leaves M in the place of each gradient.
+  void make_first(double factor);
+  // Once the first sum is there: Q of all matrices, if there are any.
+  void make_second();
+  bool has_second() const { return !what_.matrices.empty(); }
+  // The sum over all shards.
+  Work add_first(Comm& comm) { return add(first_, comm); }
+  Work add_second(Comm& comm) { return add(second_, comm); }
+  // Once both are there: the averages, in the first bank, and what the shards keep.
+  void finish();
+
+ private:
+  std::byte* memory_of(int hosted) const;
+  Work add(const torch::Tensor& rows, Comm& comm) const;
+
+  LowRank& encoding_;
+  const Banks& banks_;
+  LowRank::Split what_;
+  const Sharded* sharded_;
+  plan::ShardRange hosted_;
+  // A row for each hosted shard. The sum over all comes to the first.
+  torch::Tensor first_;
+  torch::Tensor second_;
 };
 
 // Both sums of a bucket are under way while backward computes the next ones.
@@ -82,35 +127,50 @@ class LowRankReduction : public Reduction {
   void wait(Met met) override;
 
  private:
-  // The sum over shards of some floats: a row of this worker for each shard that it hosts.
-  struct Sum {
-    torch::Tensor rows;
-    Work work;
-    bool begun = false;
-  };
-  // A bucket on its way. It does not move in memory.
   struct Flight {
-    LowRank::Split what;
-    const Sharded* sharded = nullptr;  // null: one gradient of each worker
-    Sum first;                         // P of all matrices, and the rest
-    Sum second;                        // Q of all matrices
+    LowRankBucket bucket;
+    Work first;
+    Work second;
+    bool second_begun = false;
   };
-
-  std::byte* memory_of(const Flight& flight, int hosted) const;
-  void begin(Sum& sum, const Sharded* sharded, Comm& comm);
-  void make_p(Flight& flight, double factor);
-  void make_q(Flight& flight);
   void go_on();
-  void finish(Flight& flight);
 
   Banks& banks_;
   LowRank& encoding_;
-  plan::ShardRange hosted_{};  // of the run under way
   std::deque<Flight> flights_;
   // Last, so that they go first: they end operations that use the flights. Two, because a worker may begin the second sum of
   // one bucket before or after the first of the next.
   Comm firsts_;
   Comm seconds_;
 };
+
+// The same on a GPU, on the stream of the reduction. The second sum of a bucket is queued behind the first of the next one: until
+// then the host would wait for workers that have not called the first yet.
+class LowRankDeviceReduction : public DeviceReduction {
+ public:
+  LowRankDeviceReduction(Comm& comm, Banks& banks, LowRank& encoding);
+
+  void wait(Met met) override;
+
+ protected:
+  void bring(const plan::Bucket& bucket, const Sharded* sharded) override;
+  Work queue(const plan::Bucket& bucket, const Sharded* sharded,
+             const ReduceOptions& rule) override;
+
+ private:
+  struct Flight {
+    LowRankBucket bucket;
+    Work first;
+    Work second;
+  };
+  void add_second(Flight& flight);
+
+  LowRank& encoding_;
+  std::deque<Flight> flights_;
+};
+
+// The class for the device of the model, and what makes the columns of a factor there orthonormal. (device_choice.cpp)
+std::unique_ptr<Reduction> low_rank_reduction_of(Comm& comm, Banks& banks, LowRank& encoding);
+void orthonormalise_on(Device device, const torch::Tensor& factor);
 
 }  // namespace lockstep::replica

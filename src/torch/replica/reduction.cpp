@@ -73,7 +73,7 @@ Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& s
 }
 
 OnePassReduction::OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan,
-                                   BlockEncoding* encoding)
+                                   HostBlockEncoding* encoding)
     : comm_(comm), banks_(banks), plan_(plan), encoding_(encoding) {}
 
 void OnePassReduction::look() {

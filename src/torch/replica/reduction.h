@@ -87,7 +87,7 @@ class MessageReduction : public Reduction {
 class OnePassReduction : public Reduction {
  public:
   // `encoding`: null without a codec.
-  OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan, BlockEncoding* encoding);
+  OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan, HostBlockEncoding* encoding);
   bool early() const override { return false; }
   void look() override;
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
@@ -101,7 +101,7 @@ class OnePassReduction : public Reduction {
   Comm& comm_;
   Banks& banks_;
   const ModelPlan& plan_;
-  BlockEncoding* encoding_;
+  HostBlockEncoding* encoding_;
   std::optional<GradientSource> source_;  // of what was launched
   const Sharded* sharded_ = nullptr;      // the same; null: one gradient of each worker
   double factor_ = 1;

@@ -39,6 +39,20 @@ for job in "--model cnn --data synthetic:1024 --optimizer lars --clip-value 0.01
   same "$(hash $job -n 1)" "$(hash $job -n 2 --graphs off)" "$(hash $job -n 4)"
 done
 
+# Codecs: what a shard sends does not depend on where it is. They go on from a checkpoint with their error feedback.
+for job in "--model mlp --data synthetic:1024 --codec int8" "--model cnn --data synthetic:1024 --optimizer adamw --codec bf16" \
+  "--model mlp --data synthetic:1024 --codec top-k:0.1" "--model cnn --data synthetic:1024 --codec one-bit" \
+  "--model gpt --data $work/text --context 64 --codec fp16" \
+  "--model mlp --data synthetic:1024 --codec power-sgd:2:1" "--model gpt --data $work/text --context 64 --codec power-sgd:4:0"; do
+  # shellcheck disable=SC2086
+  same "$(hash $job -n 1)" "$(hash $job -n 1 --graphs off)" "$(hash $job -n 2 --bucket-bytes 65536)" "$(hash $job -n 3)" \
+    "$(hash $job -n 4 --bucket-bytes 1048576)"
+  rm -rf "$work/run"
+  # shellcheck disable=SC2086
+  steps=5 hash $job -n 2 --checkpoint "$work/run" >/dev/null
+  # shellcheck disable=SC2086
+  same "$(hash $job -n 1)" "$(hash $job -n 3 --checkpoint "$work/run" --resume)"
+done
 # Workers that die: the others repeat the step or have ended it, a replacement joins, and the bits are the same.
 for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:1024 --optimizer adamw --clip-norm 0.5"; do
   # shellcheck disable=SC2086

@@ -1,10 +1,12 @@
 // The loop of a user's own on a real GPU, beside plain LibTorch's: `make test-gpu` runs it.
 #include <gtest/gtest.h>
 #include <lockstep/activation_checkpoint.h>
+#include <lockstep/codec.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/optim.h>
 #include <lockstep/sync_batchnorm.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <sstream>
@@ -89,6 +91,50 @@ TEST(GpuLoop, ANormIsToldAlsoIfAParameterIsLeftAlone) {
     EXPECT_GE(optimizer.last_norm(), norm * 0.999);
     for (const auto& [name, of] : optimizer.last_norms())
       EXPECT_EQ(of > 0, name.find("first") == 0) << name;
+  }
+}
+
+// What a codec of CPUs makes of x + lost, block by block.
+torch::Tensor by_codec(const Codec& codec, const torch::Tensor& x, torch::Tensor& lost) {
+  const torch::Tensor sent = (codec.has_error_feedback() ? x + lost : x).flatten().contiguous();
+  torch::Tensor result = torch::empty_like(sent);
+  const auto count = static_cast<std::size_t>(sent.numel());
+  for (std::size_t first = 0; first < count; first += Codec::kBlock) {
+    const std::size_t some = std::min(Codec::kBlock, count - first);
+    std::vector<std::byte> bytes(codec.bytes(some));
+    codec.encode({sent.data_ptr<float>() + first, some}, bytes.data());
+    codec.decode(bytes.data(), {result.data_ptr<float>() + first, some});
+  }
+  lost = (sent - result).view_as(x);
+  return result.view_as(x);
+}
+
+TEST(GpuLoop, ACodecGivesTheGradientsOfItsDefinition) {
+  for (const std::string words : {"bf16", "fp16", "int8", "top-k:0.1"}) {
+    const auto codec = codec::parse(words);
+    World world = World::over(connect_alone(), kFirstGpu);
+    auto net = seeded<TwoLayers>(1, 50, 60);  // three blocks of weights, of which the last is short
+    auto model = data_parallel(net, world, {.codec = codec, .bucket_bytes = 4096});
+    auto plain = seeded<TwoLayers>(1, 50, 60);
+    plain->to(torch::kCUDA);
+    std::vector<torch::Tensor> sent_lost;
+    for (const torch::Tensor& parameter : net->parameters())
+      sent_lost.push_back(torch::zeros_like(parameter, torch::kCPU));
+    std::vector<torch::Tensor> average_lost = sent_lost;
+    for (int step = 0; step < 3; ++step) {
+      const auto x = samples(static_cast<std::uint64_t>(step), {6, 50}).to(torch::kCUDA);
+      model.zero_grad();
+      model(x).pow(2).mean().backward();
+      plain->zero_grad();
+      plain->forward(x).pow(2).mean().backward();
+      for (std::size_t i = 0; i < sent_lost.size(); ++i) {
+        const torch::Tensor sent =
+            by_codec(*codec, plain->parameters()[i].grad().cpu(), sent_lost[i]);
+        const torch::Tensor expected = by_codec(*codec, sent, average_lost[i]);
+        EXPECT_TRUE(torch::equal(net->parameters()[i].grad().cpu(), expected))
+            << words << ' ' << step << ' ' << i;
+      }
+    }
   }
 }
 
