@@ -6,6 +6,7 @@
 #include <lockstep/local_steps.h>
 #include <lockstep/step.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/rounds.h"
 #include "tests/torch/loops.h"
 
 namespace lockstep::testing::loops {
@@ -169,5 +171,116 @@ class PlainOuter {
   LocalSteps rule_;
   torch::Tensor momentum_;
 };
+
+// A job of four shards by LibTorch alone: modules, autograd, and formulas of tensors.
+class PlainRounds {
+ public:
+  PlainRounds(const LocalHow& how, torch::Device device) : how_(how), outer_(net_of(how.model)) {
+    outer_->to(device);
+    for (int shard = 0; shard < how.shards; ++shard) {
+      nets_.push_back(net_of(how.model));
+      nets_.back()->to(device);
+      optimizers_.emplace_back(how.optimizer, *outer_);
+    }
+    movers_.assign(outer_->parameters().size(), PlainOuter(how.local));
+  }
+
+  // One round: `batches` of each shard, in order. A step of a short batch counts for a shard that has no samples in it, too.
+  void round(const std::vector<std::vector<Batch>>& batches) {
+    std::vector<double> shares;
+    for (std::size_t shard = 0; shard < nets_.size(); ++shard) {
+      const double samples = train(shard, batches[shard]);
+      shares.push_back(samples * how_.shards / 16 / static_cast<double>(batches[shard].size()));
+    }
+    steps_ += static_cast<std::int64_t>(batches[0].size());
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < movers_.size(); ++i) {
+      const torch::Tensor w = outer_->parameters()[i];
+      std::vector<torch::Tensor> differences;
+      for (const auto& net : nets_) differences.push_back(w - net->parameters()[i]);
+      movers_[i].step(w, differences, shares);
+    }
+  }
+
+  std::vector<torch::Tensor> weights() const { return copies_of(*outer_); }
+
+ private:
+  // Returns how many samples there were.
+  double train(std::size_t shard, const std::vector<Batch>& batches) {
+    models::Net& net = *nets_[shard];
+    {
+      const torch::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < movers_.size(); ++i)
+        net.parameters()[i].copy_(outer_->parameters()[i]);
+    }
+    double samples = 0;
+    std::int64_t number = steps_;
+    for (const Batch& batch : batches) {
+      ++number;
+      samples += static_cast<double>(batch.samples);
+      if (batch.samples == 0) continue;
+      const auto gradients = torch::autograd::grad({models::loss(net, batch)}, net.parameters());
+      optimizers_[shard].step(net.parameters(), gradients, number);
+    }
+    return samples;
+  }
+
+  LocalHow how_;
+  std::shared_ptr<models::Net> outer_;
+  std::vector<std::shared_ptr<models::Net>> nets_;  // of shards
+  std::vector<PlainOptimizer> optimizers_;
+  std::vector<PlainOuter> movers_;  // of parameters
+  std::int64_t steps_ = 0;
+};
+
+// The weights that the job should have.
+inline std::vector<torch::Tensor> trained_plainly(const LocalHow& how, torch::Device device) {
+  auto batches = batches_of_job(how);
+  PlainRounds plain(how, device);
+  const plan::Rounds rounds(how.local);
+  for (std::int64_t step = 0; step < how.steps;) {
+    const std::int64_t end = std::min(rounds.end(step), how.steps);
+    std::vector<std::vector<Batch>> of_round(static_cast<std::size_t>(how.shards));
+    for (int shard = 0; shard < how.shards; ++shard) {
+      for (std::int64_t each = step; each < end; ++each) {
+        Batch& batch = batches.at({each, shard});
+        if (batch.samples > 0)
+          batch = {batch.data.to(device), batch.target.to(device), batch.samples};
+        of_round[static_cast<std::size_t>(shard)].push_back(batch);
+      }
+    }
+    plain.round(of_round);
+    step = end;
+  }
+  return plain.weights();
+}
+
+// The largest difference of an element.
+inline double distance(const std::vector<torch::Tensor>& one,
+                       const std::vector<torch::Tensor>& other) {
+  EXPECT_EQ(one.size(), other.size());
+  double most = 0;
+  for (std::size_t i = 0; i < one.size(); ++i)
+    most = std::max(most, (one[i] - other[i]).abs().max().item<double>());
+  return most;
+}
+
+// Trains until the step `stop`, the end of a round, as a job does that is told to stop there: so the last round of the loop has
+// not come yet, unless `stop` is the end.
+inline std::string trained_until(World& world, const LocalHow& how, std::int64_t stop) {
+  const plan::Rounds rounds(how.local);
+  Job job(world, options_of(how));
+  auto net = net_of(how.model);
+  auto model = data_parallel(net, world, {.codec = codec::parse(how.codec)});
+  const auto optimizer = optimizer_of(how.optimizer, model);
+  Step step(job, "train", {optimizer.get()},
+            [&](const Shard& shard) { return models::loss(*net, shard.batch); });
+  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
+    step(batch);
+    if (stop < how.steps && rounds.end(batch.step() + batch.steps()) == stop) job.request_stop();
+  }
+  EXPECT_EQ(job.step(), stop);
+  return job.weights_sha256();
+}
 
 }  // namespace lockstep::testing::loops

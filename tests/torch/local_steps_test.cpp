@@ -2,6 +2,7 @@
 // every engine.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <lockstep/autocast.h>
 #include <lockstep/codec.h>
 #include <lockstep/errors.h>
 #include <lockstep/grad_scaler.h>
@@ -17,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "plan/rounds.h"
 #include "tests/torch/folder.h"
 #include "tests/torch/local_jobs.h"
 #include "tests/torch/loops.h"
@@ -130,81 +130,11 @@ TEST(LocalStepsJob, OfStreamsGoesOnInTheMiddle) {
   EXPECT_EQ(same_on_all(4, "shm", [&](World& world) { return hash(world, how); }), expected);
 }
 
-// The same by LibTorch alone: modules, autograd, and formulas of tensors.
-struct Plain {
-  explicit Plain(const How& its_how) : how(its_how), outer(net_of(how.model)) {
-    for (int shard = 0; shard < how.shards; ++shard) {
-      nets.push_back(net_of(how.model));
-      optimizers.emplace_back(how.optimizer, *outer);
-    }
-    movers.assign(outer->parameters().size(), PlainOuter(how.local));
-  }
-
-  // One round: `batches` of each shard, in order.
-  void round(const std::vector<std::vector<Batch>>& batches);
-
-  How how;
-  std::shared_ptr<models::Net> outer;
-  std::vector<std::shared_ptr<models::Net>> nets;  // of shards
-  std::vector<PlainOptimizer> optimizers;
-  std::vector<PlainOuter> movers;  // of parameters
-  std::int64_t steps = 0;
-};
-
-// A step of a short batch counts for a shard that has no samples in it, too.
-void Plain::round(const std::vector<std::vector<Batch>>& batches) {
-  std::vector<double> shares;
-  for (std::size_t shard = 0; shard < nets.size(); ++shard) {
-    models::Net& net = *nets[shard];
-    {
-      const torch::NoGradGuard no_grad;
-      for (std::size_t i = 0; i < movers.size(); ++i)
-        net.parameters()[i].copy_(outer->parameters()[i]);
-    }
-    double samples = 0;
-    std::int64_t number = steps;
-    for (const Batch& batch : batches[shard]) {
-      ++number;
-      samples += static_cast<double>(batch.samples);
-      if (batch.samples == 0) continue;
-      const auto gradients = torch::autograd::grad({models::loss(net, batch)}, net.parameters());
-      optimizers[shard].step(net.parameters(), gradients, number);
-    }
-    shares.push_back(samples * how.shards / 16 / static_cast<double>(batches[shard].size()));
-  }
-  steps += static_cast<std::int64_t>(batches[0].size());
-  for (std::size_t i = 0; i < movers.size(); ++i) {
-    const torch::NoGradGuard no_grad;
-    const torch::Tensor w = outer->parameters()[i];
-    std::vector<torch::Tensor> differences;
-    for (const auto& net : nets) differences.push_back(w - net->parameters()[i]);
-    movers[i].step(w, differences, shares);
-  }
-}
-
 // How far the job's weights are from those of the plain program.
 double difference(const How& how) {
-  const auto batches = batches_of_job(how);
-  Plain plain(how);
-  const plan::Rounds rounds(how.local);
-  for (std::int64_t step = 0; step < how.steps;) {
-    const std::int64_t end = std::min(rounds.end(step), how.steps);
-    std::vector<std::vector<Batch>> of_round(static_cast<std::size_t>(how.shards));
-    for (int shard = 0; shard < how.shards; ++shard) {
-      for (std::int64_t each = step; each < end; ++each)
-        of_round[static_cast<std::size_t>(shard)].push_back(batches.at({each, shard}));
-    }
-    plain.round(of_round);
-    step = end;
-  }
   std::vector<torch::Tensor> weights;
   same_on_all(2, "shm", [&](World& world) { return trained(world, how, &weights); });
-  double most = 0;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const torch::Tensor gap = weights[i] - plain.outer->parameters()[i];
-    most = std::max(most, gap.abs().max().item<double>());
-  }
-  return most;
+  return distance(weights, trained_plainly(how, torch::kCPU));
 }
 
 TEST(LocalStepsJob, HasTheBitsOfThePlainProgram) {
@@ -371,6 +301,29 @@ TEST(LocalStepsLoop, EndsAfterTheNextRoundIfItIsToldToStop) {
     EXPECT_EQ(job.step(), 6);
     EXPECT_TRUE(job.stopped());
   });
+}
+
+// Autocast keeps cast weights until its scope ends, and each step of a round changes weights.
+TEST(LocalStepsLoop, AutocastAroundItIsThatInTheLoss) {
+  const WithoutOneDnn without_onednn;
+  const auto hash = [](bool around) {
+    World world = World::over(connect_alone());
+    const How how;
+    Job job(world, options_of(how));
+    One one(world, how.model);
+    const auto half = [](bool here) {
+      return here ? std::make_unique<Autocast>(torch::kCPU, torch::kBFloat16) : nullptr;
+    };
+    const auto outside = half(around);
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+      const auto inside = half(!around);
+      return models::loss(*one.net, shard.batch);
+    });
+    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = kSteps})) step(batch);
+    return job.weights_sha256();
+  };
+  EXPECT_EQ(hash(true), hash(false));
+  EXPECT_NE(hash(true), trained_alone({}));
 }
 
 template <typename Body>

@@ -172,19 +172,6 @@ TEST(StreamingJob, HasTheBitsOfThePlainProgram) {
   }
 }
 
-// A job that was told to stop had more rounds before it, so its last one was not the last of the loop.
-std::string trained_until(World& world, const How& how, std::int64_t stop) {
-  Job job(world, options_of(how));
-  One one(world, how.model);
-  Step step(job, "train", {&one.optimizer}, one.loss());
-  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
-    step(batch);
-    if (batch.step() + batch.steps() == stop - batch.steps()) job.request_stop();
-  }
-  EXPECT_EQ(job.step(), stop);
-  return job.weights_sha256();
-}
-
 TEST(StreamingJob, GoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
   for (const auto& [engine, workers] : {std::pair("tcp", 2), std::pair("shm", 4)}) {
     for (const std::int64_t stop : {4, 6, 10}) {

@@ -192,6 +192,7 @@ void check_local(const TrainArguments& arguments) {
   };
   if (arguments.sync_batchnorm)
     leave_out("--sync-batchnorm on", "batch norms would meet in every step");
+  if (arguments.graphs == Switch::kOn) leave_out("--graphs on", "rounds run without CUDA graphs");
   if (arguments.noise_scale_every > 0)
     leave_out("--noise-scale", "there are no gradients of shards to compare");
   if (arguments.ema > 0) leave_out("--ema", "no average is kept between two exchanges");

@@ -84,6 +84,8 @@ TEST(LocalArguments, WhatMakesNoSenseWithLocalStepsIsRefusedByName) {
   EXPECT_THAT(refused({"--local-steps", "4", "--sync-batchnorm", "on"}),
               HasSubstr("--sync-batchnorm"));
   EXPECT_THAT(refused({"--local-steps", "4", "--noise-scale"}), HasSubstr("--noise-scale"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--device", "cuda", "--graphs", "on"}),
+              HasSubstr("--graphs on"));
   EXPECT_THAT(refused({"--local-steps", "4", "--ema", "0.9"}), HasSubstr("--ema"));
   EXPECT_THAT(refused({"--local-steps", "4", "--precision", "fp16"}), HasSubstr("--precision"));
   EXPECT_THAT(refused({"--local-steps", "4", "--loss-scale", "8"}), HasSubstr("--loss-scale"));

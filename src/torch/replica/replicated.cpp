@@ -138,9 +138,12 @@ void Replicated::rebind(World& world) {
 
 void Replicated::train_alone(World& alone) {
   codec::Ptr codec = std::exchange(parts_.options.codec, nullptr);
+  std::vector<NamedTensor> buffers = std::exchange(parts_.model.buffers, {});
+  parts_.options.force_collectives = false;
   parts_.reduction.reset();  // it refers to the encoding
   parts_.encoding.reset();
   rebind(alone);
+  parts_.model.buffers = std::move(buffers);
   parts_.options.codec = std::move(codec);
 }
 

@@ -39,7 +39,8 @@ class Replicated : public control::Member {
   // Goes on in another world. Only between steps, while no Run lives. Collective.
   void rebind(World& world) override;
 
-  // The same for a world of one worker, where it stays until the next rebind(). No codec is used there: nothing travels.
+  // The same for a world of one worker, where it stays until the next rebind(). Nothing travels there: no codec is used, and
+  // buffers stay in the memory of whoever shares them with it.
   void train_alone(World& alone);
 
   // The drop-in loop.

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -204,6 +205,11 @@ bool has_own_words(const std::string& said) {
 }
 
 }  // namespace
+
+void forget_cast_weights() {
+  const GeneratorTurn turn;
+  at::autocast::clear_cache();
+}
 
 void say_where(const Where& where, const std::function<void()>& compute) {
   try {

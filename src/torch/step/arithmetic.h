@@ -78,6 +78,10 @@ bool changes_arithmetic_of(Device device, std::string_view variable);
 // may round float32 (TF32). (device_arithmetic.cpp)
 std::map<std::string, std::string> device_properties(Device device);
 
+// Weights have changed: autocast around the loop is to cast them again. In LibTorch 2 one cache serves all threads, so nobody
+// runs a forward meanwhile.
+void forget_cast_weights();
+
 // The turn to use LibTorch's default generator, which belongs to the process. Workers may be threads of one process: they take
 // turns to seed it and to draw from it. A thread may have several: a loss whose turn it is may run a backward pass that draws again, for a
 // checkpoint (activation_checkpoint.h).

@@ -158,6 +158,7 @@ AsynchronousRound::Computed AsynchronousShards::compute(const plan::Task& task, 
   set_rate(turn.shard.step);  // for a loss that looks
   Round::Computed computed{task};
   turn.shard.reports = &computed.reports;
+  forget_cast_weights();
   const torch::Tensor loss = seeded_loss(work_, turn);
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] { loss.backward(); });
   if (task.step > 0) faults.strike("backward", turn.shard.step);

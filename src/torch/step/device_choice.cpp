@@ -7,6 +7,7 @@
 
 #include "torch/data/draws.h"
 #include "torch/replica/synced_norms.h"
+#include "torch/step/round_numbers.h"
 #include "torch/step/shard_buffers.h"
 #include "torch/step/shard_runner.h"
 
@@ -44,8 +45,6 @@ std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
     const replica::NormScope scope(none);
     return loss(shard);
   };
-  if (work.shared && !host)
-    throw BadInput("asynchronous steps are for CPUs so far, and the model is on a GPU");
   if (work.shared) return make_asynchronous_shards(std::move(work));
   if (local) return make_local_shards(std::move(work));
   return host ? make_host_shards(std::move(work)) : make_device_shards(std::move(work));
@@ -59,6 +58,11 @@ void run_seeded(std::uint64_t seed, Device device, const std::function<void()>& 
   else
     torch::manual_seed(seed);
   work();
+}
+
+std::unique_ptr<RoundNumbers> make_round_numbers(Device device) {
+  return device.kind == DeviceKind::kCpu ? make_host_round_numbers()
+                                         : make_device_round_numbers(device);
 }
 
 std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule) {

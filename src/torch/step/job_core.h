@@ -61,6 +61,7 @@ struct JobModels {
 
   void add(const StepCore& step);
   void add_scaler(const StepCore& step);
+  std::vector<ModelView> with_inner() const;  // all, and with local steps also what shards train
   JobState named_state() const;  // of all models, optimizers and scalers, and what is kept
 };
 

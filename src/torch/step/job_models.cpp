@@ -42,6 +42,14 @@ void JobModels::add(const StepCore& step) {
   }
 }
 
+std::vector<ModelView> JobModels::with_inner() const {
+  std::vector<ModelView> models = all;
+  for (const Trained& one : trained) {
+    if (one.local && one.is_first_fragment()) models.emplace_back(one.local->inner());
+  }
+  return models;
+}
+
 // A scaler of several Steps has one state.
 void JobModels::add_scaler(const StepCore& step) {
   GradScaler* const scaler = step.options.scaler;
@@ -116,8 +124,8 @@ void JobCore::make_local(StepCore& step) {
     refuse("an asynchronous job has one optimizer");
   const std::vector<optim::Optimizer*> given = std::exchange(step.optimizers, {});
   for (optim::Optimizer* const optimizer : given) {
-    if (!on_host(ModelView(*optimizer)))
-      refuse("its model lies on a GPU; local steps are for CPUs so far");
+    if (setup_.options.local_steps.asynchronous && !on_host(ModelView(*optimizer)))
+      refuse("asynchronous steps are for CPUs so far, and its model is on a GPU");
     step.locals.push_back(LocalModel::make(generation_.world, *optimizer,
                                            setup_.options.local_steps, generation_.shards));
     for (optim::Optimizer* const outer : step.locals.back()->outers())

@@ -1,6 +1,7 @@
 #include "torch/step/kept_state.h"
 
 #include "plan/tree.h"
+#include "torch/device/device.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::steps {
@@ -8,48 +9,60 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
+torch::Tensor elements_of(const torch::Tensor& bytes, torch::ScalarType type, std::size_t offset,
+                          std::size_t count) {
+  const auto length = static_cast<std::int64_t>(count * c10::elementSize(type));
+  return bytes.narrow(0, static_cast<std::int64_t>(offset), length).view(type);
+}
+
 }  // namespace
 
-KeptState::KeptState(const std::vector<torch::Tensor>& like, int shards) : shards_(shards) {
+KeptState::KeptState(const std::vector<torch::Tensor>& like, int shards, Device device)
+    : shards_(shards) {
   for (const torch::Tensor& tensor : like) {
+    const bool apart = device::of(tensor) != device;
+    std::size_t& bytes = apart ? bytes_apart_ : bytes_;
     places_.push_back({tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec(),
-                       static_cast<std::size_t>(tensor.numel()), bytes_});
-    bytes_ += (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
+                       static_cast<std::size_t>(tensor.numel()), bytes, apart});
+    bytes += (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
   }
 }
 
 // Where workers share memory, one of them fills it. The others keep the memory of before until it has: if it is lost meanwhile,
 // they have the values.
 void KeptState::take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first) {
-  const std::size_t half = bytes_ * static_cast<std::size_t>(shards_);
-  const replica::FlatMemory memory(parts.host(), 2 * half + kAlignment, replica::Copies::kPerHost,
-                                   parts.device());
-  is_written_here_ = !memory.shared() || parts.host().rank() == parts.source_on_host();
-  if (is_written_here_) {
-    const torch::NoGradGuard no_grad;
-    if (memory_) {
-      const auto from = static_cast<std::size_t>(current_) * half;
-      memory.as_tensor(torch::kUInt8, 0, half).copy_(memory_->as_tensor(torch::kUInt8, from, half));
-    }
-    for (int shard = 0; shard < shards_ && !memory_; ++shard) {
-      const auto to = tensors(memory, 0, shard);
-      for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(first[i]);
-    }
-  }
+  const auto twice = 2 * static_cast<std::size_t>(shards_);
+  const Memory memory{
+      replica::FlatMemory(parts.host(), twice * bytes_ + kAlignment, replica::Copies::kPerHost,
+                          parts.device()),
+      torch::zeros({static_cast<std::int64_t>(twice * bytes_apart_)}, torch::kUInt8)};
+  is_written_here_ = !memory.flat.shared() || parts.host().rank() == parts.source_on_host();
+  if (is_written_here_) fill(memory, first);
   parts.comm.barrier().wait();
-  const bool all_here = memory.shared() && parts.host().size() == parts.comm.size();
+  const bool all_here = memory.flat.shared() && parts.host().size() == parts.comm.size();
   memory_ = memory;
   is_spread_ = !all_here && parts.comm.size() > 1;
   current_ = 0;
 }
 
-std::vector<torch::Tensor> KeptState::tensors(const replica::FlatMemory& memory, int which,
-                                              int shard) const {
-  const std::size_t at = bytes_ * static_cast<std::size_t>(which * shards_ + shard);
+void KeptState::fill(const Memory& memory, const std::vector<torch::Tensor>& first) const {
+  const torch::NoGradGuard no_grad;
+  for (int shard = 0; shard < shards_; ++shard) {
+    const auto to = tensors(memory, 0, shard);
+    const auto from = memory_ ? before(shard) : first;
+    for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  }
+}
+
+std::vector<torch::Tensor> KeptState::tensors(const Memory& memory, int which, int shard) const {
+  const auto number = static_cast<std::size_t>(which * shards_ + shard);
   std::vector<torch::Tensor> all;
   for (const Place& place : places_) {
-    all.push_back(memory.as_tensor(place.type, at + place.first, place.elements)
-                      .as_strided(place.sizes, place.strides));
+    const std::size_t at = number * (place.apart ? bytes_apart_ : bytes_) + place.first;
+    const torch::Tensor flat = place.apart
+                                   ? elements_of(memory.apart, place.type, at, place.elements)
+                                   : memory.flat.as_tensor(place.type, at, place.elements);
+    all.push_back(flat.as_strided(place.sizes, place.strides));
   }
   return all;
 }

@@ -1,7 +1,8 @@
 // What shards keep between two rounds of local steps: some tensors for each shard, twice. A round reads the one and writes the
 // other, and a commit changes their roles. So a round that is not committed can be repeated.
 //
-// Where workers share memory, all have the tensors of all shards. Elsewhere a worker has those of its own shards (is_spread()).
+// Where workers share memory, all have the tensors of all shards. Elsewhere, and on GPUs, a worker has those of its own shards
+// (is_spread()). What a model on a GPU has on the host, such as a count of steps, is kept there, so nobody waits to read it.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -23,8 +24,8 @@ namespace lockstep::steps {
 // Ownership: owns the memory.
 class KeptState {
  public:
-  // Tensors like these, for so many shards.
-  KeptState(const std::vector<torch::Tensor>& like, int shards);
+  // Tensors like these, for so many shards of a model on this device.
+  KeptState(const std::vector<torch::Tensor>& like, int shards, Device device);
 
   // Memory of these workers. It has the values of before, and at the first time `first` for each shard. Collective.
   void take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first);
@@ -50,13 +51,20 @@ class KeptState {
     std::vector<std::int64_t> strides;
     std::size_t elements = 0;
     std::size_t first = 0;  // byte among those of a shard
+    bool apart = false;     // not where the model is
   };
-  std::vector<torch::Tensor> tensors(const replica::FlatMemory& memory, int which, int shard) const;
+  struct Memory {
+    replica::FlatMemory flat;
+    torch::Tensor apart;  // bytes of the host
+  };
+  void fill(const Memory& memory, const std::vector<torch::Tensor>& first) const;
+  std::vector<torch::Tensor> tensors(const Memory& memory, int which, int shard) const;
 
   std::vector<Place> places_;
-  std::size_t bytes_ = 0;  // of a shard
+  std::size_t bytes_ = 0;        // of a shard
+  std::size_t bytes_apart_ = 0;  // the same
   int shards_;
-  std::optional<replica::FlatMemory> memory_;  // nothing until it was taken
+  std::optional<Memory> memory_;  // nothing until it was taken
   bool is_spread_ = false;
   bool is_written_here_ = true;
   int current_ = 0;  // which of the two the next round reads

@@ -254,8 +254,9 @@ std::vector<torch::Tensor> tensors_of(const std::vector<NamedTensor>& named) {
 void LocalModel::take_memory() {
   if (rule_.state != LocalState::kKept) return;
   const std::vector<torch::Tensor> first = tensors_of(to_keep());
-  if (!kept_) kept_.emplace(first, kept_states());
-  kept_->take_memory(inside_of(*fragments_.front().outer).parts(), first);
+  replica::Parts& parts = inside_of(*fragments_.front().outer).parts();
+  if (!kept_) kept_.emplace(first, kept_states(), parts.device());
+  kept_->take_memory(parts, first);
 }
 
 void LocalModel::take_course(World& world) {
@@ -362,7 +363,12 @@ void LocalModel::read_state(int shard) {
   for (std::size_t i = 0; i < states.size() && kept_; ++i) states[i].tensor.copy_(kept[i]);
   if (rule_.streaming) mix(kept);
   for (std::size_t i = 0; i < first_.size(); ++i) states[i].tensor.copy_(first_[i].tensor);
-  inner_.set_steps(rule_.state == LocalState::kReset ? 0 : steps_);
+  count_to(rule_.state == LocalState::kReset ? 0 : steps_);
+}
+
+// The inner optimizer goes on from there. set_steps() would forget norms that are still on their way from a GPU.
+void LocalModel::count_to(std::int64_t steps) {
+  optim::inside(inner_).trained.groups.set_steps(steps);
 }
 
 // The inner model has the outer weights; the shard goes on with its own, but for the fragment that was exchanged.
@@ -389,7 +395,7 @@ void LocalModel::step() {
 }
 
 void LocalModel::pass() {
-  inner_.set_steps(inner_.steps() + 1);
+  count_to(inner_.steps() + 1);
 }
 
 void LocalModel::end(int shard, int exchanged) {
@@ -438,7 +444,8 @@ LocalModel::Difference LocalModel::difference_to(int number,
 
 void LocalModel::commit(std::int64_t steps) {
   if (kept_) kept_->commit();
-  set_steps(steps_ + steps);
+  steps_ += steps;
+  count_to(steps_);
   show();
 }
 

@@ -118,6 +118,7 @@ class LocalModel : public control::Member {
   void add_fragment(World& world, const std::vector<NamedTensor>& parameters);
   std::vector<NamedTensor> outer_trained() const;  // of all fragments
   Difference difference_to(int fragment, const std::vector<torch::Tensor>& weights) const;
+  void count_to(std::int64_t steps);
   void go_alone();
   void take_memory();
   void take_course(World& world);

@@ -9,7 +9,7 @@
 // If the model is streamed, all shards hand over a fragment before they train. So it travels while they do.
 //
 // A worker runs the rounds of its shards one after the other, with one set of weights. So several shards on a worker cost no
-// more memory than one, but for the state that is kept.
+// more memory than one, but for the state that is kept. On a GPU a round is queued as a whole, and the host does not wait in it.
 #include <torch/torch.h>
 
 #include <map>
@@ -22,28 +22,45 @@
 #include "torch/step/arithmetic.h"
 #include "torch/step/host_runner.h"
 #include "torch/step/local_model.h"
+#include "torch/step/round_numbers.h"
 
 namespace lockstep::steps {
 namespace {
 
-class LocalShards : public HostRunner {
+class LocalShards : public ShardRunner {
  public:
-  explicit LocalShards(ShardWork work) : work_(std::move(work)) {
+  explicit LocalShards(ShardWork work)
+      : work_(std::move(work)),
+        numbers_(make_round_numbers(work_.models.front()->model().device())) {
     for (const auto& model : work_.locals) model->show();
   }
 
+  void begin_step() override;
   void run(Turns& turns) override;
+  flat::Note note() override { return {}; }
   void end_step() override;
+  const std::set<std::string>& metrics() const override { return numbers_->metrics(); }
+  std::optional<PhaseResult::Local> known() override { return numbers_->known(); }
+  PhaseResult::Local bring(Deadline deadline) override;
+  std::map<int, double> losses(Deadline deadline) override { return numbers_->losses(deadline); }
+  const ShardCounts& counts() const override { return numbers_->counts(); }
 
  private:
   void run_one(const Turn& whole, Turns& turns);
   void hand_over_first(Turns& turns);
   void set_rates(std::int64_t step);
-  double take_step(const Turn& turn);
+  void take_step(Turn& turn);
 
   ShardWork work_;
+  std::unique_ptr<RoundNumbers> numbers_;
   std::int64_t steps_ = 0;  // of the last round
+  bool running_ = false;    // a round is under way
 };
+
+void LocalShards::begin_step() {
+  numbers_->begin_round();
+  running_ = true;
+}
 
 void LocalShards::run(Turns& turns) {
   steps_ = turns.steps();
@@ -73,19 +90,14 @@ void LocalShards::set_rates(std::int64_t step) {
 
 // A shard without samples in the whole round keeps its state, and has no part in the exchange.
 void LocalShards::run_one(const Turn& whole, Turns& turns) {
-  RoundReports sums;
-  double losses = 0;
   turns.before_forward();
   for (std::int64_t step = 0; step < steps_; ++step) {
     control::say(work_.generation->world, control::Doing::kComputes);
     Turn turn = turns.take(whole.shard.index, step);
     if (step > 0) control::Faults::here().strike("forward", turn.shard.step);
-    turn.shard.reports = &sums;
-    sums.next_step();
     set_rates(turn.shard.step);
-    const auto samples = static_cast<double>(turn.shard.batch.samples);
-    if (samples > 0) {
-      losses += samples * take_step(turn);
+    if (turn.shard.batch.samples > 0) {
+      take_step(turn);
     } else {
       for (const auto& model : work_.locals) model->pass();
     }
@@ -93,21 +105,32 @@ void LocalShards::run_one(const Turn& whole, Turns& turns) {
   const bool has_samples = whole.shard.batch.samples > 0;
   if (has_samples) turns.forward_done(whole);
   if (turns.exchanged() == LocalModel::kAll) hand_over(work_, turns, whole);
-  if (!has_samples) return;
-  put_loss(whole, losses / static_cast<double>(whole.shard.batch.samples));
-  Desk desk(*this, whole.shard.index);
-  sums.hand_on(desk);
+  if (has_samples) numbers_->end_shard(whole);
 }
 
-double LocalShards::take_step(const Turn& turn) {
+void LocalShards::take_step(Turn& turn) {
+  turn.shard.reports = numbers_.get();
+  numbers_->begin_step();
+  forget_cast_weights();
   const torch::Tensor loss = seeded_loss(work_, turn);
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] { loss.backward(); });
   for (const auto& model : work_.locals) model->step();
-  return loss.item<double>();
+  numbers_->add_loss(loss, static_cast<double>(turn.shard.batch.samples));
 }
 
 void LocalShards::end_step() {
+  numbers_->end_round();
   for (const auto& model : work_.locals) model->commit(steps_);
+  running_ = false;
+}
+
+// A norm that was not finite ends the job here. While the next round is under way, asking would wait for its steps; those
+// find it.
+PhaseResult::Local LocalShards::bring(Deadline deadline) {
+  PhaseResult::Local local = numbers_->bring(deadline);
+  for (const auto& model : work_.locals)
+    if (!running_) model->inner().last_norm();
+  return local;
 }
 
 LocalModel::Difference difference_of(const ShardWork& work, const Turns& turns, ModelStep& model,

@@ -86,7 +86,7 @@ Loop::Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOption
 }
 
 void Loop::open() {
-  stream_ = std::make_unique<StreamOfModels>(job_->models_.all);
+  stream_ = std::make_unique<StreamOfModels>(job_->models_.with_inner());
   batches_ = std::make_unique<HostedBatches>(
       job_->generation_.hosted,
       job_->steps_.size() > 1 ? HostedBatches::Taken::kKept : HostedBatches::Taken::kDropped,

@@ -1,6 +1,5 @@
 #include "torch/step/step_run.h"
 
-#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
@@ -454,12 +453,7 @@ void StepRun::PhaseTurns::ended() {
 
 void StepRun::run_shards(const Phase& phase, Weights& weights) {
   for (const auto& buffers : loop_.buffers()) buffers->begin_step();
-  {
-    // Of autocast around the loop: weights have changed since they were cast. In LibTorch 2 one cache serves all
-    // threads, so nobody may run a forward meanwhile.
-    const GeneratorTurn turn;
-    at::autocast::clear_cache();
-  }
+  forget_cast_weights();
   runner_->begin_step();
   squares_.clear();
   PhaseTurns turns(*this, phase, weights);

@@ -7,7 +7,8 @@
 // optimizer, and noise on gradients. "synced": a cnn with SyncBatchNorm, some of whose workers have no samples.
 // With "steps", a model, a folder and a number: the loop so many times, with a log of each in FOLDER/RANK.TIME; see
 // gpu_step_log.h.
-// Both have deterministic kernels, since their bits are compared; with one more word, "free", those that LibTorch prefers.
+// With "local": the jobs of gpu_local.h, whose hashes it says; with a folder for checkpoints, and the step at which they end.
+// All of these have deterministic kernels, since their bits are compared; with one more word, "free", those that LibTorch prefers.
 // With "uneven": a drop-in loop with SyncBatchNorm, in which rank 1 has more batches than rank 0, beside LibTorch's with
 // the batches of both; says how far they are apart. With "drop-in": what gpu_drop_in.h says.
 #include <lockstep/errors.h>
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "tests/torch/gpu/gpu_drop_in.h"
+#include "tests/torch/gpu/gpu_local.h"
 #include "tests/torch/gpu/gpu_step_log.h"
 #include "tests/torch/loops.h"
 #include "torch/step/arithmetic.h"
@@ -195,7 +197,7 @@ void use_deterministic_kernels() {
   lockstep::steps::use_deterministic_operators(true);
 }
 
-// What the modes "loop" and "steps" do. False for other modes.
+// What the modes "loop", "steps" and "local" do. False for other modes.
 bool ran_loops(lockstep::World& world, const std::vector<std::string>& words) {
   if (words.size() >= 4 && words[0] == "steps") {
     for (int time = 0; time < std::atoi(words[3].c_str()); ++time) {
@@ -203,6 +205,12 @@ bool ran_loops(lockstep::World& world, const std::vector<std::string>& words) {
           world, words[1],
           words[2] + "/" + std::to_string(world.rank()) + "." + std::to_string(time));
     }
+    return true;
+  }
+  if (!words.empty() && words[0] == "local") {
+    const std::string folder = words.size() > 1 ? words[1] : "";
+    const int stop = words.size() > 2 ? std::atoi(words[2].c_str()) : 0;
+    std::printf("%s", lockstep::testing::local_hashes(world, folder, stop).c_str());
     return true;
   }
   if (words.size() < 2 || words[0] != "loop") return false;
@@ -215,7 +223,8 @@ bool ran_loops(lockstep::World& world, const std::vector<std::string>& words) {
 int main(int argc, char** argv) {
   using namespace lockstep;  // NOLINT: this is the program
   const std::vector<std::string> words(argv + 1, argv + argc);
-  const bool compared = !words.empty() && (words[0] == "loop" || words[0] == "steps");
+  const bool compared =
+      !words.empty() && (words[0] == "loop" || words[0] == "steps" || words[0] == "local");
   if (compared && words.back() != "free") use_deterministic_kernels();
   World world = join();
   try {

@@ -1,0 +1,15 @@
+// Jobs with local steps for gpu_actor: one of each kind of round, state and model.
+#pragma once
+
+#include <lockstep/world.h>
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep::testing {
+
+// Runs them, and returns a line for each: "diloco 9f86…". With a folder they have checkpoints there, from which they go on.
+// With `stop` they end after that step, as jobs that were told to. Collective.
+std::string local_hashes(World& world, const std::string& folder = "", std::int64_t stop = 0);
+
+}  // namespace lockstep::testing
