@@ -20,7 +20,8 @@ namespace lockstep {
 //
 // It runs on CPUs: on GPUs only the codecs below are known.
 //
-// Both directions are pure: the same elements give the same bytes, in every process, on every processor. Elements that are
+// Both directions are pure: the same elements give the same bytes, in every process, on every processor (GPUs have
+// formats of their own). Elements that are
 // not finite must come out so: an update finds an overflow by them.
 //
 // Threads:   any; several at once.

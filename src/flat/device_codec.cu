@@ -55,7 +55,7 @@ __device__ void store(const Four& four, std::byte* memory, const CodecBlock& blo
   }
 }
 
-// What the threads of a block share. Each use begins behind a barrier.
+// What the threads of a block share. Nobody writes to a member before a barrier that stands behind its last read.
 struct Shared {
   std::uint32_t counts[2][kWarps];
   double sums[2][kWarps];

@@ -1,8 +1,8 @@
 // Codecs on a device: blocks of float32 are encoded, added up and decoded by kernels, which are queued on a stream.
 //
 // Every block of threads works on one block of the layout. The bytes are not those of flat/codecs.cpp, though they say the same:
-// every block begins at a multiple of 8 bytes, and top-k has its elements before their numbers. What is decoded has the same bits
-// as on a CPU, but for one-bit: the means are those of sums in another order.
+// every block begins at a multiple of 8 bytes, and top-k has its elements before their numbers. What is decoded of finite elements has
+// the same bits as on a CPU, but for one-bit: the means are those of sums in another order.
 //
 // Nothing is allocated, and nothing waits. All pointers are pointers of the device, and their memory must stay valid until the
 // stream has done the task. Flat memories begin at multiples of 16 bytes, encoded bytes at multiples of 8.

@@ -58,14 +58,12 @@ __device__ void make_orthogonal(const Columns& columns, int column) {
   double* const own = columns.of(column);
   const double before = norm(columns, column);
   subtract_projections(columns, column);
-  double left = norm(columns, column);
   const bool finite = before - before == 0;
-  for (std::uint64_t axis = 0; finite && !(left > kNothingLeft * before) && axis < columns.rows;
-       ++axis) {
+  if (!finite || norm(columns, column) > kNothingLeft * before) return;
+  for (std::uint64_t axis = 0; axis < columns.rows; ++axis) {
     for (std::uint64_t i = threadIdx.x; i < columns.rows; i += kThreads) own[i] = i == axis ? 1 : 0;
     subtract_projections(columns, column);
-    left = norm(columns, column);
-    if (left > kNothingLeft) break;
+    if (norm(columns, column) > kNothingLeft) return;
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -286,15 +287,16 @@ TEST(GpuLowRank, MakesFactorsOrthonormalAsTheCpu) {
   }
 }
 
+// The second column is that of the first and of an axis; the others are in the span of these two, or 0.
 TEST(GpuLowRank, AColumnInTheSpanOfOthersBecomesAnotherDirection) {
   NEEDS_A_GPU();
   constexpr std::size_t kRows = 100;
   constexpr int kRank = 4;
-  std::vector<float> matrix(kRows * kRank);  // the second is the first twice, the others are 0
-  for (std::size_t row = 0; row < kRows; ++row) {
-    matrix[row * kRank] = row == 0 ? 1 : 0;
-    matrix[row * kRank + 1] = 2 * matrix[row * kRank];
-  }
+  std::vector<float> matrix(kRows * kRank);
+  const std::vector<std::vector<float>> rows = {{0.6F, -0.8F, 1.2F, 0}, {0.8F, 0.6F, 1.6F, 0}};
+  for (std::size_t row = 0; row < rows.size(); ++row)
+    std::copy(rows[row].begin(), rows[row].end(),
+              matrix.begin() + static_cast<std::ptrdiff_t>(row * kRank));
   orthonormalise_there(matrix, kRows, kRank);
   for (std::size_t one = 0; one < kRank; ++one) {
     for (std::size_t other = 0; other <= one; ++other) {

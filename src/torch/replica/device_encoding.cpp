@@ -5,14 +5,13 @@
 //   average   the sum in the order of the tree, encoded
 //   gather    everybody gets all averages, and decodes them into the first bank
 //
-// The average of a bucket is queued when the exchange of the next one is: the host waits there until all workers have called the
-// exchange, which most have by then.
 #include "torch/replica/device_encoding.h"
 
 #include <array>
-#include <deque>
 #include <utility>
+#include <vector>
 
+#include "base/check.h"
 #include "flat/cuda/handles.h"
 #include "flat/device_codec.h"
 #include "flat/device_low_rank.h"
@@ -40,8 +39,11 @@ class DeviceBlockEncoding : public BlockEncoding {
     return {blocks_of(layout(), bucket)};
   }
 
+  int of_shards() const { return shards(); }
+
   void encode(int shard, plan::BlockRange blocks, double factor, const std::byte* memory,
               std::byte* bytes) const {
+    LOCKSTEP_CHECK(shards() > 0, "take_memory() comes before encode()");
     flat::queue_encode(
         {range(blocks), kind_, memory, static_cast<float>(factor), lost(shard), bytes}, stream());
   }
@@ -66,158 +68,132 @@ class DeviceBlockEncoding : public BlockEncoding {
   cuda::DeviceArray<flat::CodecBlock> table_;
 };
 
-class EncodedDeviceReduction : public DeviceReduction {
+// Encoded bytes of a bucket.
+struct Room {
+  torch::Tensor sent;      // by owner, then by hosted shard
+  torch::Tensor heard;     // of the own blocks, by shard
+  torch::Tensor averages;  // of all blocks
+};
+
+class EncodedBucket : public StagedBucket {
+ public:
+  struct Setting {
+    Comm& comm;
+    const Banks& banks;
+    DeviceBlockEncoding& encoding;
+    Device device;
+  };
+  EncodedBucket(Setting setting, Room& room, const plan::Bucket& bucket, const Sharded* sharded,
+                double factor)
+      : its_(setting),
+        room_(room),
+        blocks_(blocks_of(setting.encoding.layout(), bucket)),
+        sharded_(sharded),
+        factor_(factor) {}
+
+  Work begin() override;
+  Work go_on() override;
+  void finish() override;
+
+ private:
+  // At least so many bytes. What was there before is not needed any more.
+  std::byte* room(torch::Tensor& bytes, std::size_t count) const;
+  Buffer buffer(const torch::Tensor& bytes, std::size_t count) const {
+    return {bytes.data_ptr(), count, DType::kUInt8, its_.device,
+            device::current_stream(its_.device)};
+  }
+  plan::BlockRange owned_by(int worker) const {
+    return own_blocks(blocks_, worker, its_.comm.size());
+  }
+  std::size_t bytes(plan::BlockRange blocks, int shards) const {
+    return its_.encoding.bytes(blocks) * static_cast<std::size_t>(shards);
+  }
+  plan::ShardRange hosted_by(int worker) const {
+    return plan::hosted_shards(worker, its_.comm.size(), its_.encoding.of_shards());
+  }
+  Work exchange() const;
+
+  Setting its_;
+  Room& room_;
+  plan::BlockRange blocks_;
+  const Sharded* sharded_;
+  double factor_;
+};
+
+std::byte* EncodedBucket::room(torch::Tensor& bytes, std::size_t count) const {
+  if (!bytes.defined() || bytes.nbytes() < count) bytes = device::memory(its_.device, count);
+  return static_cast<std::byte*>(bytes.data_ptr());
+}
+
+Work EncodedBucket::begin() {
+  const plan::ShardRange hosted = hosted_by(its_.comm.rank());
+  std::byte* next = room(room_.sent, bytes(blocks_, hosted.size()));
+  for (int owner = 0; owner < its_.comm.size(); ++owner) {
+    for (int number = 0; number < hosted.size(); ++number) {
+      its_.encoding.encode(hosted.begin + number, owned_by(owner), factor_,
+                           bank_of(its_.banks, sharded_, number).memory().data(), next);
+      next += bytes(owned_by(owner), 1);
+    }
+  }
+  return its_.comm.size() > 1 ? exchange() : Work();
+}
+
+Work EncodedBucket::exchange() const {
+  const int workers = its_.comm.size();
+  std::vector<std::size_t> counts;
+  for (int from = 0; from < workers; ++from) {
+    for (int to = 0; to < workers; ++to)
+      counts.push_back(bytes(owned_by(to), hosted_by(from).size()));
+  }
+  const int own = its_.comm.rank();
+  const std::size_t heard = bytes(owned_by(own), its_.encoding.of_shards());
+  room(room_.heard, heard);
+  return its_.comm.all_to_all(buffer(room_.sent, bytes(blocks_, hosted_by(own).size())),
+                              buffer(room_.heard, heard), counts);
+}
+
+Work EncodedBucket::go_on() {
+  const int workers = its_.comm.size();
+  const plan::BlockRange own = owned_by(its_.comm.rank());
+  std::byte* const averages = room(room_.averages, bytes(blocks_, 1));
+  const torch::Tensor& from = workers == 1 ? room_.sent : room_.heard;
+  its_.encoding.encode_average(own, static_cast<const std::byte*>(from.data_ptr()),
+                               averages + bytes({blocks_.begin, own.begin}, 1));
+  if (workers == 1) return {};
+  std::vector<std::size_t> counts;
+  for (int worker = 0; worker < workers; ++worker) counts.push_back(bytes(owned_by(worker), 1));
+  return its_.comm.all_gather(buffer(room_.averages, bytes(blocks_, 1)), counts);
+}
+
+void EncodedBucket::finish() {
+  its_.encoding.decode(blocks_, static_cast<const std::byte*>(room_.averages.data_ptr()),
+                       bank_of(its_.banks, sharded_, 0).memory().data());
+}
+
+class EncodedDeviceReduction : public StagedDeviceReduction {
  public:
   EncodedDeviceReduction(Comm& comm, Banks& banks, const plan::Layout& layout, Device device,
                          DeviceBlockEncoding& encoding)
-      : DeviceReduction(comm, banks, layout, device), encoding_(encoding) {}
-
-  void wait(Met met) override;
+      : StagedDeviceReduction(comm, banks, layout, device), encoding_(encoding) {}
 
  protected:
-  void bring(const plan::Bucket& bucket, const Sharded* sharded) override;
-  Work queue(const plan::Bucket& bucket, const Sharded* sharded,
-             const ReduceOptions& rule) override;
+  std::unique_ptr<StagedBucket> stage(const plan::Bucket& bucket, const Sharded* sharded,
+                                      double factor) override {
+    if (sharded == nullptr) encoding_.take_memory(comm_, comm_.size());
+    return std::make_unique<EncodedBucket>(
+        EncodedBucket::Setting{comm_, banks_, encoding_, device_}, rooms_[next_++ % kBuckets],
+        bucket, sharded, factor);
+  }
 
  private:
-  // Encoded bytes, for the largest bucket so far.
-  struct Room {
-    torch::Tensor sent;      // by owner, then by hosted shard
-    torch::Tensor heard;     // of the own blocks, by shard
-    torch::Tensor averages;  // of all blocks
-  };
-  // A bucket on its way.
-  struct Flight {
-    plan::BlockRange blocks;
-    std::byte* result = nullptr;  // the memory of its averages
-    Room* room = nullptr;
-    Work exchanged;
-    Work gathered;
-    bool averaged = false;
-  };
-  static constexpr std::size_t kFlights = 2;  // at a time
-
-  std::byte* at_least(torch::Tensor& bytes, std::size_t count) const;
-  static std::byte* data(const torch::Tensor& bytes) {
-    return static_cast<std::byte*>(bytes.data_ptr());
-  }
-  Buffer buffer(std::byte* bytes, std::size_t count) const {
-    return {bytes, count, DType::kUInt8, device_, device::current_stream(device_)};
-  }
-  plan::BlockRange blocks_of(const Flight& flight, int worker) const {
-    return own_blocks(flight.blocks, worker, comm_.size());
-  }
-  void encode(Flight& flight, const Sharded* sharded, double factor);
-  void exchange(Flight& flight);
-  void average(Flight& flight);
-  void finish(const Flight& flight);
-  void finish_first();
-
   DeviceBlockEncoding& encoding_;
-  int shards_ = 0;  // of the run under way
-  std::array<Room, kFlights> rooms_;
-  std::size_t next_room_ = 0;
-  std::deque<Flight> flights_;
+  std::array<Room, kBuckets> rooms_;
+  std::size_t next_ = 0;
 };
 
 std::unique_ptr<Reduction> DeviceBlockEncoding::reduction(Reach, Comm& comm, Banks& banks,
                                                           const ModelPlan& plan) {
   return std::make_unique<EncodedDeviceReduction>(comm, banks, plan.layout, device_, *this);
-}
-
-void EncodedDeviceReduction::bring(const plan::Bucket& bucket, const Sharded*) {
-  static_cast<DeviceGradients&>(banks_.in_use()).bring(bucket);
-}
-
-Work EncodedDeviceReduction::queue(const plan::Bucket& bucket, const Sharded* sharded,
-                                   const ReduceOptions& rule) {
-  bring(bucket, sharded);
-  shards_ = sharded != nullptr ? sharded->shards : comm_.size();
-  if (sharded == nullptr) encoding_.take_memory(comm_, shards_);
-  if (flights_.size() == kFlights) finish_first();
-  Flight& flight = flights_.emplace_back();
-  flight.blocks = replica::blocks_of(encoding_.layout(), bucket);
-  flight.result = banks_.front().memory().data();
-  flight.room = &rooms_[next_room_++ % kFlights];
-  encode(flight, sharded, rule.factor);
-  exchange(flight);
-  if (flights_.size() > 1) average(flights_[flights_.size() - 2]);
-  return flight.exchanged;
-}
-
-std::byte* EncodedDeviceReduction::at_least(torch::Tensor& bytes, std::size_t count) const {
-  if (!bytes.defined() || bytes.nbytes() < count) {
-    const auto options = torch::TensorOptions().dtype(torch::kUInt8).device(torch::Device(device_));
-    bytes = torch::empty({static_cast<std::int64_t>(count)}, options);
-  }
-  return data(bytes);
-}
-
-void EncodedDeviceReduction::encode(Flight& flight, const Sharded* sharded, double factor) {
-  const plan::ShardRange hosted = plan::hosted_shards(comm_.rank(), comm_.size(), shards_);
-  std::byte* next = at_least(
-      flight.room->sent, encoding_.bytes(flight.blocks) * static_cast<std::size_t>(hosted.size()));
-  for (int owner = 0; owner < comm_.size(); ++owner) {
-    const plan::BlockRange blocks = blocks_of(flight, owner);
-    for (int number = 0; number < hosted.size(); ++number) {
-      const FlatGradients& bank = sharded == nullptr
-                                      ? banks_.front()
-                                      : banks_.at(sharded->held[static_cast<std::size_t>(number)]);
-      encoding_.encode(hosted.begin + number, blocks, factor, bank.memory().data(), next);
-      next += encoding_.bytes(blocks);
-    }
-  }
-}
-
-void EncodedDeviceReduction::exchange(Flight& flight) {
-  if (comm_.size() == 1) return;
-  std::vector<std::size_t> counts;
-  for (int from = 0; from < comm_.size(); ++from) {
-    const int hosted = plan::hosted_shards(from, comm_.size(), shards_).size();
-    for (int to = 0; to < comm_.size(); ++to)
-      counts.push_back(encoding_.bytes(blocks_of(flight, to)) * static_cast<std::size_t>(hosted));
-  }
-  const auto hosted = plan::hosted_shards(comm_.rank(), comm_.size(), shards_).size();
-  const std::size_t sent = encoding_.bytes(flight.blocks) * static_cast<std::size_t>(hosted);
-  const std::size_t heard =
-      encoding_.bytes(blocks_of(flight, comm_.rank())) * static_cast<std::size_t>(shards_);
-  flight.exchanged = comm_.all_to_all(buffer(data(flight.room->sent), sent),
-                                      buffer(at_least(flight.room->heard, heard), heard), counts);
-}
-
-void EncodedDeviceReduction::average(Flight& flight) {
-  if (flight.averaged) return;
-  flight.averaged = true;
-  flight.exchanged.wait_on(device::current_stream(device_));
-  const plan::BlockRange own = blocks_of(flight, comm_.rank());
-  std::byte* const averages = at_least(flight.room->averages, encoding_.bytes(flight.blocks));
-  const torch::Tensor& from = comm_.size() == 1 ? flight.room->sent : flight.room->heard;
-  encoding_.encode_average(own, data(from),
-                           averages + encoding_.bytes({flight.blocks.begin, own.begin}));
-  if (comm_.size() == 1) return;
-  std::vector<std::size_t> counts;
-  for (int worker = 0; worker < comm_.size(); ++worker)
-    counts.push_back(encoding_.bytes(blocks_of(flight, worker)));
-  flight.gathered = comm_.all_gather(buffer(averages, encoding_.bytes(flight.blocks)), counts);
-}
-
-void EncodedDeviceReduction::finish(const Flight& flight) {
-  flight.gathered.wait_on(device::current_stream(device_));
-  encoding_.decode(flight.blocks, data(flight.room->averages), flight.result);
-}
-
-void EncodedDeviceReduction::finish_first() {
-  average(flights_.front());
-  finish(flights_.front());
-  flights_.pop_front();
-}
-
-void EncodedDeviceReduction::wait(Met met) {
-  {
-    const device::SideStream::Scope scope(side_, device::SideStream::After::kGoesOn);
-    while (!flights_.empty()) finish_first();
-  }
-  DeviceReduction::wait(met);
 }
 
 }  // namespace

@@ -102,6 +102,43 @@ void DeviceReduction::wait(Met) {
   outside_.clear();
 }
 
+void StagedDeviceReduction::bring(const plan::Bucket& bucket, const Sharded*) {
+  as_device(banks_.in_use()).bring(bucket);
+}
+
+Work StagedDeviceReduction::queue(const plan::Bucket& bucket, const Sharded* sharded,
+                                  const ReduceOptions& rule) {
+  torch::NoGradGuard no_grad;
+  bring(bucket, sharded);
+  if (flights_.size() == kBuckets) finish_first();
+  Flight& flight = flights_.emplace_back(Flight{stage(bucket, sharded, rule.factor), {}, {}});
+  flight.first = flight.bucket->begin();
+  if (flights_.size() > 1) go_on(flights_[flights_.size() - 2]);
+  return flight.first;
+}
+
+void StagedDeviceReduction::go_on(Flight& flight) {
+  flight.first.wait_on(device::current_stream(device_));
+  flight.second = flight.bucket->go_on();
+}
+
+void StagedDeviceReduction::finish_first() {
+  flights_.front().second.wait_on(device::current_stream(device_));
+  flights_.front().bucket->finish();
+  flights_.pop_front();
+}
+
+void StagedDeviceReduction::wait(Met met) {
+  if (!flights_.empty()) {
+    torch::NoGradGuard no_grad;
+    const device::SideStream::Scope scope(side_, device::SideStream::After::kGoesOn);
+    go_on(flights_.back());
+    while (!flights_.empty()) finish_first();
+    all_finished();
+  }
+  DeviceReduction::wait(met);
+}
+
 void LoneDeviceReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
                                  const ReduceOptions& rule) {
   works_.emplace_back();

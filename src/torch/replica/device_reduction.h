@@ -1,5 +1,11 @@
-// Reduction on GPUs. The classes are owned by Parts, and no call waits for the GPU. With a codec: device_encoding.h.
+// Reduction on GPUs. The classes are owned by Parts, and no call waits for the GPU. launch() of one with two stages waits for
+// workers that have not launched the bucket before.
 #pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <vector>
 
 #include "torch/device/device.h"
 #include "torch/replica/device_gradients.h"
@@ -11,6 +17,8 @@ namespace lockstep::replica {
 class DeviceReduction : public Reduction {
  public:
   DeviceReduction(Comm& comm, Banks& banks, const plan::Layout& layout, Device device);
+  // What is still queued after a failure uses the banks.
+  ~DeviceReduction() override { const device::SideStream::Scope joined(side_); }
 
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
               const ReduceOptions& rule) override;
@@ -39,6 +47,45 @@ class DeviceReduction : public Reduction {
   const plan::Layout& layout_;
   device::Event ready_;                 // on backward's stream: the gradients of a bucket are there
   std::vector<torch::Tensor> outside_;  // gradients that are reduced where they are
+};
+
+// A bucket that is reduced by two collectives, with arithmetic around them. All of it is queued on the current stream.
+class StagedBucket {
+ public:
+  virtual ~StagedBucket() = default;
+  virtual Work begin() = 0;   // up to the first collective
+  virtual Work go_on() = 0;   // behind the first, up to the second
+  virtual void finish() = 0;  // behind the second
+};
+
+// The second collective of a bucket is queued behind the first of the next: before, the host would have to wait for workers that
+// have not called the first yet.
+class StagedDeviceReduction : public DeviceReduction {
+ public:
+  using DeviceReduction::DeviceReduction;
+  void wait(Met met) override;
+
+ protected:
+  static constexpr std::size_t kBuckets = 2;  // that are on their way at a time
+
+  virtual std::unique_ptr<StagedBucket> stage(const plan::Bucket& bucket, const Sharded* sharded,
+                                              double factor) = 0;
+  virtual void all_finished() {}  // of a pass
+
+  void bring(const plan::Bucket& bucket, const Sharded* sharded) override;
+  Work queue(const plan::Bucket& bucket, const Sharded* sharded,
+             const ReduceOptions& rule) override;
+
+ private:
+  struct Flight {
+    std::unique_ptr<StagedBucket> bucket;
+    Work first;
+    Work second;
+  };
+  void go_on(Flight& flight);
+  void finish_first();
+
+  std::deque<Flight> flights_;  // all but the last have gone on
 };
 
 // For a world of one: nothing travels. Gradients that need no factor stay where they are.

@@ -32,10 +32,7 @@ EncodedReduction::EncodedReduction(Comm& comm, Banks& banks, HostBlockEncoding& 
     : banks_(banks), encoding_(encoding), owners_(same_workers(comm)), all_(same_workers(comm)) {}
 
 std::byte* EncodedReduction::memory_of(const Flight& flight, int hosted) const {
-  const FlatGradients& bank =
-      flight.sharded == nullptr ? banks_.front()
-                                : banks_.at(flight.sharded->held[static_cast<std::size_t>(hosted)]);
-  return bank.memory().data();
+  return bank_of(banks_, flight.sharded, hosted).memory().data();
 }
 
 void EncodedReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,

@@ -94,7 +94,8 @@ class BlockEncoding : public Encoding {
 
   // Passed as the shard, to encode the average.
   int average() const { return shards(); }
-  // The blocks of a bucket, in parts that are sent one after the other: so the first travels while the next is encoded.
+  // The blocks of a bucket, in the parts of which every worker owns some (own_blocks()). Sent one after the other on a CPU: so the
+  // first travels while the next is encoded. On a GPU there is one.
   virtual std::vector<plan::BlockRange> parts_of(const plan::Bucket& bucket, int workers) const = 0;
   // Of these blocks, encoded.
   std::size_t bytes(plan::BlockRange blocks) const { return at_[blocks.end] - at_[blocks.begin]; }

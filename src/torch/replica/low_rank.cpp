@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "plan/traffic.h"
 #include "plan/tree.h"
-#include "torch/replica/device_gradients.h"
 #include "torch/replica/gradient_source.h"
 
 namespace lockstep::replica {
@@ -90,6 +89,18 @@ void LowRank::end_step() {
   steps_.add_(1);
 }
 
+namespace {
+
+// Room for so many floats behind `end`. Returns where it begins.
+std::int64_t take(std::int64_t& end, std::int64_t floats) {
+  constexpr std::int64_t kAlignment = 16;
+  const std::int64_t begin = end;
+  end += (floats + kAlignment - 1) / kAlignment * kAlignment;
+  return begin;
+}
+
+}  // namespace
+
 LowRank::Split LowRank::split(const plan::Bucket& bucket, bool factors) const {
   Split split;
   for (std::size_t entry = bucket.first_entry; entry < bucket.first_entry + bucket.entries;
@@ -97,12 +108,10 @@ LowRank::Split LowRank::split(const plan::Bucket& bucket, bool factors) const {
     const auto matrix = std::find_if(matrices_.begin(), matrices_.end(),
                                      [&](const Matrix& one) { return one.entry == entry; });
     if (factors && matrix != matrices_.end()) {
-      split.matrices.push_back(&*matrix);
-      split.first_floats += matrix->rows * rank();
-      split.second_floats += matrix->columns * rank();
-    } else {
-      split.rest.push_back(entry);
-      split.first_floats += static_cast<std::int64_t>(layout().entries()[entry].count);
+      const std::int64_t p = take(split.first_floats, matrix->rows * rank());
+      split.matrices.push_back({&*matrix, p, take(split.second_floats, matrix->columns * rank())});
+    } else if (const std::size_t count = layout().entries()[entry].count; count > 0) {
+      split.rest.push_back({entry, take(split.first_floats, static_cast<std::int64_t>(count))});
     }
   }
   return split;
@@ -143,9 +152,9 @@ torch::Tensor LowRank::view(std::byte* memory, const Matrix& matrix) const {
   return view(memory, matrix.entry).view({matrix.rows, matrix.columns});
 }
 
-torch::Tensor LowRank::floats(std::int64_t rows, std::int64_t columns) const {
+torch::Tensor LowRank::zeros(std::int64_t rows, std::int64_t columns) const {
   const auto options = torch::TensorOptions().dtype(kFloat).device(torch::Device(device_));
-  return torch::empty({rows, columns}, options);
+  return torch::zeros({rows, columns}, options);
 }
 
 void LowRank::orthonormalise(const torch::Tensor& factor) const {
@@ -180,54 +189,45 @@ LowRankBucket::LowRankBucket(LowRank& encoding, const Banks& banks, const plan::
       sharded_(sharded),
       hosted_(hosted) {}
 
-std::byte* LowRankBucket::memory_of(int hosted) const {
-  const FlatGradients& bank = sharded_ == nullptr
-                                  ? banks_.front()
-                                  : banks_.at(sharded_->held[static_cast<std::size_t>(hosted)]);
-  return bank.memory().data();
+torch::Tensor LowRankBucket::p_of(const LowRank::Split::Factors& factors, int hosted) const {
+  const std::int64_t rows = factors.matrix->rows;
+  return first_[hosted].narrow(0, factors.p, rows * encoding_.rank()).view({rows, -1});
+}
+
+torch::Tensor LowRankBucket::q_of(const LowRank::Split::Factors& factors, int hosted) const {
+  const std::int64_t columns = factors.matrix->columns;
+  return second_[hosted].narrow(0, factors.q, columns * encoding_.rank()).view({columns, -1});
 }
 
 void LowRankBucket::make_first(double factor) {
-  const std::int64_t rank = encoding_.rank();
-  for (const LowRank::Matrix* matrix : what_.matrices) encoding_.orthonormalise(matrix->q);
-  first_ = encoding_.floats(hosted_.size(), what_.first_floats);
+  for (const auto& factors : what_.matrices) encoding_.orthonormalise(factors.matrix->q);
+  first_ = encoding_.zeros(hosted_.size(), what_.first_floats);
   for (int number = 0; number < hosted_.size(); ++number) {
     std::byte* const memory = memory_of(number);
-    std::int64_t at = 0;
-    for (const LowRank::Matrix* matrix : what_.matrices) {
-      torch::Tensor m = encoding_.view(memory, *matrix);
-      m.mul_(factor).add_(encoding_.lost(hosted_.begin + number, *matrix));
-      torch::Tensor p =
-          first_[number].narrow(0, at, matrix->rows * rank).view({matrix->rows, rank});
-      torch::mm_out(p, m, matrix->q);
-      at += p.numel();
+    for (const auto& factors : what_.matrices) {
+      torch::Tensor m = encoding_.view(memory, *factors.matrix);
+      m.mul_(factor).add_(encoding_.lost(hosted_.begin + number, *factors.matrix));
+      torch::Tensor p = p_of(factors, number);
+      torch::mm_out(p, m, factors.matrix->q);
     }
-    for (const std::size_t entry : what_.rest) {
+    for (const auto& [entry, at] : what_.rest) {
       const torch::Tensor values = encoding_.view(memory, entry);
       torch::Tensor to = first_[number].narrow(0, at, values.numel());
       torch::mul_out(to, values, torch::scalar_tensor(factor, kFloat));
-      at += values.numel();
     }
   }
 }
 
 void LowRankBucket::make_second() {
   if (!has_second()) return;
-  const std::int64_t rank = encoding_.rank();
-  second_ = encoding_.floats(hosted_.size(), what_.second_floats);
-  std::int64_t p_at = 0;
-  std::int64_t q_at = 0;
-  for (const LowRank::Matrix* matrix : what_.matrices) {
-    const torch::Tensor p =
-        first_[0].narrow(0, p_at, matrix->rows * rank).view({matrix->rows, rank});
+  second_ = encoding_.zeros(hosted_.size(), what_.second_floats);
+  for (const auto& factors : what_.matrices) {
+    const torch::Tensor p = p_of(factors, 0);
     encoding_.orthonormalise(p);
     for (int number = 0; number < hosted_.size(); ++number) {
-      torch::Tensor q =
-          second_[number].narrow(0, q_at, matrix->columns * rank).view({matrix->columns, rank});
-      torch::mm_out(q, encoding_.view(memory_of(number), *matrix).t(), p);
+      torch::Tensor q = q_of(factors, number);
+      torch::mm_out(q, encoding_.view(memory_of(number), *factors.matrix).t(), p);
     }
-    p_at += matrix->rows * rank;
-    q_at += matrix->columns * rank;
   }
 }
 
@@ -253,30 +253,25 @@ Work LowRankBucket::add(const torch::Tensor& rows, Comm& comm) const {
   return comm.reduce(std::move(partials), sharded_->shards, buffer(rows[0]));
 }
 
+// mm_out everywhere: autocast would compute mm in a half type.
 void LowRankBucket::finish() {
-  const std::int64_t rank = encoding_.rank();
   std::byte* const average = memory_of(0);
   const double share = 1.0 / encoding_.of_shards();
-  std::int64_t p_at = 0;
-  std::int64_t q_at = 0;
-  for (const LowRank::Matrix* matrix : what_.matrices) {
-    const torch::Tensor p =
-        first_[0].narrow(0, p_at, matrix->rows * rank).view({matrix->rows, rank});
-    torch::Tensor factor = matrix->q;
-    factor.copy_(second_[0].narrow(0, q_at, matrix->columns * rank).view({matrix->columns, rank}));
-    const torch::Tensor result = torch::mm(p, factor.t());
+  for (const auto& factors : what_.matrices) {
+    const LowRank::Matrix& matrix = *factors.matrix;
+    torch::Tensor q = matrix.q;
+    q.copy_(q_of(factors, 0));
+    torch::Tensor result = encoding_.zeros(matrix.rows, matrix.columns);
+    torch::mm_out(result, p_of(factors, 0), q.t());
     for (int number = 0; number < hosted_.size(); ++number) {
-      torch::Tensor lost = encoding_.lost(hosted_.begin + number, *matrix);
-      torch::sub_out(lost, encoding_.view(memory_of(number), *matrix), result, share);
+      torch::Tensor lost = encoding_.lost(hosted_.begin + number, matrix);
+      torch::sub_out(lost, encoding_.view(memory_of(number), matrix), result, share);
     }
-    encoding_.view(average, *matrix).copy_(result);
-    p_at += matrix->rows * rank;
-    q_at += matrix->columns * rank;
+    encoding_.view(average, matrix).copy_(result);
   }
-  for (const std::size_t entry : what_.rest) {
+  for (const auto& [entry, at] : what_.rest) {
     torch::Tensor to = encoding_.view(average, entry);
-    to.copy_(first_[0].narrow(0, p_at, to.numel()));
-    p_at += to.numel();
+    to.copy_(first_[0].narrow(0, at, to.numel()));
   }
 }
 
@@ -336,45 +331,36 @@ void LowRankReduction::wait(Met) {
   works_.clear();
 }
 
-LowRankDeviceReduction::LowRankDeviceReduction(Comm& comm, Banks& banks, LowRank& encoding)
-    : DeviceReduction(comm, banks, encoding.layout(), encoding.device()), encoding_(encoding) {}
+namespace {
 
-void LowRankDeviceReduction::bring(const plan::Bucket& bucket, const Sharded*) {
-  static_cast<DeviceGradients&>(banks_.in_use()).bring(bucket);
-}
+class LowRankStages : public StagedBucket {
+ public:
+  LowRankStages(Comm& comm, LowRankBucket bucket, double factor)
+      : comm_(comm), bucket_(std::move(bucket)), factor_(factor) {}
 
-Work LowRankDeviceReduction::queue(const plan::Bucket& bucket, const Sharded* sharded,
-                                   const ReduceOptions& rule) {
-  torch::NoGradGuard no_grad;
-  bring(bucket, sharded);
-  const plan::ShardRange hosted = prepare(encoding_, comm_, sharded);
-  Flight& flight =
-      flights_.emplace_back(Flight{{encoding_, banks_, bucket, sharded, hosted}, {}, {}});
-  flight.bucket.make_first(rule.factor);
-  flight.first = flight.bucket.add_first(comm_);
-  if (flights_.size() > 1) add_second(flights_[flights_.size() - 2]);
-  return flight.first;
-}
-
-void LowRankDeviceReduction::add_second(Flight& flight) {
-  flight.first.wait_on(device::current_stream(device_));
-  flight.bucket.make_second();
-  if (flight.bucket.has_second()) flight.second = flight.bucket.add_second(comm_);
-}
-
-void LowRankDeviceReduction::wait(Met met) {
-  torch::NoGradGuard no_grad;
-  if (!flights_.empty()) {
-    const device::SideStream::Scope scope(side_, device::SideStream::After::kGoesOn);
-    add_second(flights_.back());
-    for (Flight& flight : flights_) {
-      flight.second.wait_on(device::current_stream(device_));
-      flight.bucket.finish();
-    }
-    encoding_.end_step();
-    flights_.clear();
+  Work begin() override {
+    bucket_.make_first(factor_);
+    return bucket_.add_first(comm_);
   }
-  DeviceReduction::wait(met);
+  Work go_on() override {
+    bucket_.make_second();
+    return bucket_.has_second() ? bucket_.add_second(comm_) : Work();
+  }
+  void finish() override { bucket_.finish(); }
+
+ private:
+  Comm& comm_;
+  LowRankBucket bucket_;
+  double factor_;
+};
+
+}  // namespace
+
+std::unique_ptr<StagedBucket> LowRankDeviceReduction::stage(const plan::Bucket& bucket,
+                                                            const Sharded* sharded, double factor) {
+  const plan::ShardRange hosted = prepare(encoding_, comm_, sharded);
+  return std::make_unique<LowRankStages>(
+      comm_, LowRankBucket(encoding_, banks_, bucket, sharded, hosted), factor);
 }
 
 }  // namespace lockstep::replica

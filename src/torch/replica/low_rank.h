@@ -48,10 +48,20 @@ class LowRank : public Encoding {
   std::vector<NamedTensor> state() const override;
 
   int rank() const { return codec_.rank(); }
-  // Of a bucket, what goes as factors in this step, and the entries that do not.
+  // Of a bucket, what goes as factors in this step, and the entries that do not. All begin at multiples of 64 bytes, wherever
+  // they are: libraries may choose other kernels for other addresses.
   struct Split {
-    std::vector<const Matrix*> matrices;
-    std::vector<std::size_t> rest;
+    struct Factors {
+      const Matrix* matrix = nullptr;
+      std::int64_t p = 0;  // where they begin
+      std::int64_t q = 0;
+    };
+    struct Rest {
+      std::size_t entry = 0;
+      std::int64_t at = 0;
+    };
+    std::vector<Factors> matrices;
+    std::vector<Rest> rest;
     std::int64_t first_floats = 0;   // P of all matrices, and the rest
     std::int64_t second_floats = 0;  // Q of all matrices
   };
@@ -64,7 +74,7 @@ class LowRank : public Encoding {
   torch::Tensor view(std::byte* memory, const Matrix& matrix) const;
   // An entry as a row.
   torch::Tensor view(std::byte* memory, std::size_t entry) const;
-  torch::Tensor floats(std::int64_t rows, std::int64_t columns) const;  // of any values
+  torch::Tensor zeros(std::int64_t rows, std::int64_t columns) const;
   // The columns of a factor, which lies in one piece.
   void orthonormalise(const torch::Tensor& factor) const;
   int of_shards() const { return shards(); }
@@ -104,7 +114,11 @@ class LowRankBucket {
   void finish();
 
  private:
-  std::byte* memory_of(int hosted) const;
+  std::byte* memory_of(int hosted) const {
+    return bank_of(banks_, sharded_, hosted).memory().data();
+  }
+  torch::Tensor p_of(const LowRank::Split::Factors& factors, int hosted) const;
+  torch::Tensor q_of(const LowRank::Split::Factors& factors, int hosted) const;
   Work add(const torch::Tensor& rows, Comm& comm) const;
 
   LowRank& encoding_;
@@ -144,29 +158,20 @@ class LowRankReduction : public Reduction {
   Comm seconds_;
 };
 
-// The same on a GPU, on the stream of the reduction. The second sum of a bucket is queued behind the first of the next one: until
-// then the host would wait for workers that have not called the first yet.
-class LowRankDeviceReduction : public DeviceReduction {
+// The same on a GPU.
+class LowRankDeviceReduction : public StagedDeviceReduction {
  public:
-  LowRankDeviceReduction(Comm& comm, Banks& banks, LowRank& encoding);
-
-  void wait(Met met) override;
+  LowRankDeviceReduction(Comm& comm, Banks& banks, LowRank& encoding)
+      : StagedDeviceReduction(comm, banks, encoding.layout(), encoding.device()),
+        encoding_(encoding) {}
 
  protected:
-  void bring(const plan::Bucket& bucket, const Sharded* sharded) override;
-  Work queue(const plan::Bucket& bucket, const Sharded* sharded,
-             const ReduceOptions& rule) override;
+  std::unique_ptr<StagedBucket> stage(const plan::Bucket& bucket, const Sharded* sharded,
+                                      double factor) override;
+  void all_finished() override { encoding_.end_step(); }
 
  private:
-  struct Flight {
-    LowRankBucket bucket;
-    Work first;
-    Work second;
-  };
-  void add_second(Flight& flight);
-
   LowRank& encoding_;
-  std::deque<Flight> flights_;
 };
 
 // The class for the device of the model, and what makes the columns of a factor there orthonormal. (device_choice.cpp)

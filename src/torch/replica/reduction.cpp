@@ -72,6 +72,11 @@ Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& s
   return comm_.reduce(std::move(partials), sharded.shards, banks_.at(0).bucket(bucket), rule);
 }
 
+const FlatGradients& bank_of(const Banks& banks, const Sharded* sharded, int hosted) {
+  if (sharded == nullptr) return banks.front();
+  return banks.at(sharded->held[static_cast<std::size_t>(hosted)]);
+}
+
 OnePassReduction::OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan,
                                    HostBlockEncoding* encoding)
     : comm_(comm), banks_(banks), plan_(plan), encoding_(encoding) {}

@@ -31,11 +31,15 @@ struct Sharded {
   const plan::ShardedReduction* everyones = nullptr;  // the same of all workers
 };
 
+// Where the gradients of a hosted shard are, by its number among them.
+const FlatGradients& bank_of(const Banks& banks, const Sharded* sharded, int hosted);
+
 // Owned by Parts; a Pass uses it.
 //
 // Threads:   one caller at a time.
-// Blocking:  wait(), at most the Comm's timeout. It does not wait for a GPU. With a codec that has
-//            error feedback also the first launch() of a drop-in loop, which takes its memory.
+// Blocking:  wait(), at most the Comm's timeout. It does not wait for a GPU. With a codec also launch():
+//            the first of a drop-in loop, which takes the memory for error feedback, and on a GPU each
+//            one, until all workers have launched the bucket before.
 // Failure:   that of the collective.
 // Ownership: borrows the Comm and the banks.
 class Reduction {

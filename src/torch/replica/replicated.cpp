@@ -136,15 +136,36 @@ void Replicated::rebind(World& world) {
   make_passes({std::move(wire.announcements), wire.number});
 }
 
+namespace {
+
+// As long as it lives, nothing of a model travels; afterwards the model has its options and its buffers again.
+class TravelsNowhere {
+ public:
+  explicit TravelsNowhere(Parts& parts)
+      : parts_(parts), options_(parts.options), buffers_(std::exchange(parts.model.buffers, {})) {
+    parts_.options.codec = nullptr;
+    parts_.options.force_collectives = false;
+  }
+  ~TravelsNowhere() {
+    parts_.options = std::move(options_);
+    parts_.model.buffers = std::move(buffers_);
+  }
+  TravelsNowhere(const TravelsNowhere&) = delete;
+  TravelsNowhere& operator=(const TravelsNowhere&) = delete;
+
+ private:
+  Parts& parts_;
+  DataParallelOptions options_;
+  std::vector<NamedTensor> buffers_;
+};
+
+}  // namespace
+
 void Replicated::train_alone(World& alone) {
-  codec::Ptr codec = std::exchange(parts_.options.codec, nullptr);
-  std::vector<NamedTensor> buffers = std::exchange(parts_.model.buffers, {});
-  parts_.options.force_collectives = false;
+  const TravelsNowhere nowhere(parts_);
   parts_.reduction.reset();  // it refers to the encoding
   parts_.encoding.reset();
   rebind(alone);
-  parts_.model.buffers = std::move(buffers);
-  parts_.options.codec = std::move(codec);
 }
 
 Replicated::Run::Run(Replicated& model, std::optional<Sharded> sharded) : model_(model) {
