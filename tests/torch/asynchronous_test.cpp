@@ -22,6 +22,7 @@
 
 #include "base/atomic_file.h"
 #include "plan/order.h"
+#include "tests/torch/asynchronous_jobs.h"
 #include "tests/torch/folder.h"
 #include "tests/torch/local_jobs.h"
 #include "tests/torch/loops.h"
@@ -35,33 +36,10 @@ using ::testing::HasSubstr;
 
 constexpr int kShards = 4;
 
-LocalSteps with(LocalSteps local, bool slows, double compensation) {
-  local.asynchronous->slows_if_stale = slows;
-  local.asynchronous->delay_compensation = compensation;
-  return local;
-}
-
 const LocalSteps kFree = LocalSteps::stale(Asynchronous::kUnbounded, 3);
 
 using How = LocalHow;
 const How kFreeJob{.local = kFree};
-
-How recording(How how, const std::string& order) {
-  how.local.asynchronous->order = order;
-  return how;
-}
-How replaying(How how, const std::string& order) {
-  how.local.asynchronous->replay = order;
-  return how;
-}
-
-// The head of an order of this job.
-std::string head_of(const How& how) {
-  const Folder folder;
-  World world = World::over(connect_alone());
-  trained(world, recording(how, folder / "order"));
-  return plan::order_head(steps::load_order(folder / "order").job, how.shards);
-}
 
 // Whose backward takes so long. Not the loss itself: workers that are threads of one process run it one after the other.
 torch::Tensor slow(torch::Tensor loss, int milliseconds) {
@@ -249,63 +227,6 @@ TEST(AsynchronousJob, ASlowWorkerTakesFewerTasks) {
     EXPECT_LT(tasks[2] * 2, tasks[1]);
   }
 }
-
-// The same by LibTorch alone, for an order that a test has written.
-class Plain {
- public:
-  Plain(const How& how, const plan::RoundOrder& order)
-      : how_(how), net_(net_of(how.model)), optimizer_(how.optimizer, *net_) {
-    run(order);
-  }
-  std::vector<torch::Tensor> weights;
-
- private:
-  using Tensors = std::vector<torch::Tensor>;
-  void run(const plan::RoundOrder& order);
-  void set(const Tensors& values) {
-    const torch::NoGradGuard no_grad;
-    const auto parameters = net_->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(values[i]);
-  }
-
-  How how_;
-  std::shared_ptr<models::Net> net_;
-  PlainOptimizer optimizer_;
-};
-
-// The weights after each update are kept, because gradients come from older ones. At the end of the round the weights of before
-// change by the mean over shards of what the round has changed.
-void Plain::run(const plan::RoundOrder& order) {
-  const auto batches = batches_of_job(how_);
-  std::vector<Tensors> after{copies_of(*net_)};
-  for (const plan::OrderedUpdate& update : order.updates) {
-    const Tensors& seen = after[static_cast<std::size_t>(update.seen)];
-    set(seen);
-    const Batch& batch = batches.at({update.step, update.shard});
-    auto gradients = torch::autograd::grad({models::loss(*net_, batch)}, net_->parameters());
-    Tensors now;
-    for (const torch::Tensor& tensor : after.back()) now.push_back(tensor.clone());
-    const double strength = how_.local.asynchronous->delay_compensation;
-    for (std::size_t i = 0; i < now.size() && strength > 0; ++i) {
-      const torch::Tensor& g = gradients[i];
-      gradients[i] = g + (g * strength) * g * (now[i] - seen[i]);
-    }
-    const auto number = static_cast<std::int64_t>(after.size());
-    const std::int64_t missed = number - 1 - update.seen;
-    double share = 1.0 / how_.shards;
-    if (how_.local.asynchronous->slows_if_stale && missed >= how_.shards)
-      share *= static_cast<double>(how_.shards) / static_cast<double>(missed + 1);
-    optimizer_.step(now, gradients, number, share);
-    after.push_back(now);
-  }
-  for (std::size_t i = 0; i < after[0].size(); ++i)
-    weights.push_back(after[0][i] - (after[0][i] - after.back()[i]));
-}
-
-// Two steps in one round; the last of step 0 comes behind those of step 1.
-const plan::RoundOrder kOrder = {
-    {0, 2},
-    {{0, 1, 0}, {0, 0, 0}, {0, 2, 1}, {1, 1, 2}, {1, 0, 2}, {1, 3, 3}, {0, 3, 0}, {1, 2, 3}}};
 
 TEST(AsynchronousJob, HasTheBitsOfThePlainProgramForAnyOrder) {
   for (const std::string optimizer : {"plain", "sgd", "adamw"}) {

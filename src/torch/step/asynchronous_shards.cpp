@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -33,6 +34,10 @@ class AsynchronousShards : public HostRunner {
 
   void run(Turns& turns) override;
   void end_step() override;
+  // These wait for a GPU: the losses of a round are there before, but not its reduction and its update.
+  std::optional<PhaseResult::Local> known() override;
+  std::map<int, double> losses(Deadline deadline) override;
+  const ShardCounts& counts() const override { return training_.counts(); }
   std::chrono::nanoseconds waited() const override { return waited_; }
 
  private:
@@ -60,7 +65,7 @@ AsynchronousShards::AsynchronousShards(ShardWork work)
     : work_(std::move(work)),
       rule_(work_.shared->rule),
       model_(*work_.locals.front()),
-      training_(model_, rule_.delay_compensation) {
+      training_(model_, rule_.delay_compensation, work_.generation->control.timeout()) {
   const int shards = work_.generation->shards;
   model_.show();
   if (!rule_.order.empty() && work_.generation->world.leader())
@@ -162,9 +167,10 @@ AsynchronousRound::Computed AsynchronousShards::compute(const plan::Task& task, 
   const torch::Tensor loss = seeded_loss(work_, turn);
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] { loss.backward(); });
   if (task.step > 0) faults.strike("backward", turn.shard.step);
+  computed.gradient = training_.gradient();
+  // Afterwards, because a GPU has the loss then: gradient() waits with a deadline.
   const auto samples = static_cast<double>(turn.shard.batch.samples);
   computed.loss = {loss.item<double>() * samples, samples};
-  computed.gradient = training_.gradient();
   return computed;
 }
 
@@ -182,6 +188,17 @@ void AsynchronousShards::hand_on(Turns& turns, const Round::Ended& ended) {
 
 void AsynchronousShards::end_step() {
   model_.commit(steps_);
+}
+
+std::optional<PhaseResult::Local> AsynchronousShards::known() {
+  training_.wait();
+  for (ModelStep* const model : work_.models) model->collect_with_parity();
+  return HostRunner::known();
+}
+
+std::map<int, double> AsynchronousShards::losses(Deadline deadline) {
+  training_.wait();
+  return HostRunner::losses(deadline);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "torch/data/draws.h"
 #include "torch/replica/synced_norms.h"
+#include "torch/step/round_model.h"
 #include "torch/step/round_numbers.h"
 #include "torch/step/shard_buffers.h"
 #include "torch/step/shard_runner.h"
@@ -63,6 +64,12 @@ void run_seeded(std::uint64_t seed, Device device, const std::function<void()>& 
 std::unique_ptr<RoundNumbers> make_round_numbers(Device device) {
   return device.kind == DeviceKind::kCpu ? make_host_round_numbers()
                                          : make_device_round_numbers(device);
+}
+
+std::unique_ptr<RoundModel> make_round_model(replica::Replicated& model,
+                                             std::chrono::milliseconds timeout) {
+  return model.device().kind == DeviceKind::kCpu ? make_host_round_model(model)
+                                                 : make_device_round_model(model, timeout);
 }
 
 std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule) {

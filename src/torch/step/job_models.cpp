@@ -124,8 +124,6 @@ void JobCore::make_local(StepCore& step) {
     refuse("an asynchronous job has one optimizer");
   const std::vector<optim::Optimizer*> given = std::exchange(step.optimizers, {});
   for (optim::Optimizer* const optimizer : given) {
-    if (setup_.options.local_steps.asynchronous && !on_host(ModelView(*optimizer)))
-      refuse("asynchronous steps are for CPUs so far, and its model is on a GPU");
     step.locals.push_back(LocalModel::make(generation_.world, *optimizer,
                                            setup_.options.local_steps, generation_.shards));
     for (optim::Optimizer* const outer : step.locals.back()->outers())

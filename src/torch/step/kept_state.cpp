@@ -18,9 +18,10 @@ torch::Tensor elements_of(const torch::Tensor& bytes, torch::ScalarType type, st
 }  // namespace
 
 KeptState::KeptState(const std::vector<torch::Tensor>& like, int shards, Device device)
-    : shards_(shards) {
+    : device_(device), shards_(shards) {
+  const Device host;
   for (const torch::Tensor& tensor : like) {
-    const bool apart = device::of(tensor) != device;
+    const bool apart = device != host && device::of(tensor) == host;
     std::size_t& bytes = apart ? bytes_apart_ : bytes_;
     places_.push_back({tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec(),
                        static_cast<std::size_t>(tensor.numel()), bytes, apart});
@@ -34,7 +35,7 @@ void KeptState::take_memory(replica::Parts& parts, const std::vector<torch::Tens
   const auto twice = 2 * static_cast<std::size_t>(shards_);
   const Memory memory{
       replica::FlatMemory(parts.host(), twice * bytes_ + kAlignment, replica::Copies::kPerHost,
-                          parts.device()),
+                          device_),
       torch::zeros({static_cast<std::int64_t>(twice * bytes_apart_)}, torch::kUInt8)};
   is_written_here_ = !memory.flat.shared() || parts.host().rank() == parts.source_on_host();
   if (is_written_here_) fill(memory, first);

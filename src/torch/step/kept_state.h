@@ -3,6 +3,7 @@
 //
 // Where workers share memory, all have the tensors of all shards. Elsewhere, and on GPUs, a worker has those of its own shards
 // (is_spread()). What a model on a GPU has on the host, such as a count of steps, is kept there, so nobody waits to read it.
+// In asynchronous jobs all is kept on the host, because updates are computed there.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -24,7 +25,7 @@ namespace lockstep::steps {
 // Ownership: owns the memory.
 class KeptState {
  public:
-  // Tensors like these, for so many shards of a model on this device.
+  // Tensors like these, for so many shards, on this device. On a GPU those of the host stay there.
   KeptState(const std::vector<torch::Tensor>& like, int shards, Device device);
 
   // Memory of these workers. It has the values of before, and at the first time `first` for each shard. Collective.
@@ -51,7 +52,7 @@ class KeptState {
     std::vector<std::int64_t> strides;
     std::size_t elements = 0;
     std::size_t first = 0;  // byte among those of a shard
-    bool apart = false;     // not where the model is
+    bool apart = false;     // on the host, and the rest on a GPU
   };
   struct Memory {
     replica::FlatMemory flat;
@@ -60,6 +61,7 @@ class KeptState {
   void fill(const Memory& memory, const std::vector<torch::Tensor>& first) const;
   std::vector<torch::Tensor> tensors(const Memory& memory, int which, int shard) const;
 
+  Device device_;
   std::vector<Place> places_;
   std::size_t bytes_ = 0;        // of a shard
   std::size_t bytes_apart_ = 0;  // the same

@@ -101,7 +101,7 @@ bool may_share_nothing(World& world) {
 void refuse_to_clip_a_mean() {
   throw BadInput(
       "steps with backups cannot clip by norm where workers share no memory, because nobody has a "
-      "whole mean there: clip by value, or take one host and the engine shm");
+      "whole mean there: clip by value, or take CPUs of one host and the engine shm");
 }
 
 std::shared_ptr<LocalModel> LocalModel::make(World& world, optim::Optimizer& given,
@@ -255,7 +255,8 @@ void LocalModel::take_memory() {
   if (rule_.state != LocalState::kKept) return;
   const std::vector<torch::Tensor> first = tensors_of(to_keep());
   replica::Parts& parts = inside_of(*fragments_.front().outer).parts();
-  if (!kept_) kept_.emplace(first, kept_states(), parts.device());
+  const Device where = rule_.asynchronous ? Device{} : parts.device();
+  if (!kept_) kept_.emplace(first, kept_states(), where);
   kept_->take_memory(parts, first);
 }
 

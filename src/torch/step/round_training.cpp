@@ -11,7 +11,6 @@
 #include "flat/fold.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/replicated.h"
-#include "torch/replica/tensors.h"
 
 namespace lockstep::steps {
 namespace {
@@ -36,15 +35,11 @@ double squares_of(DType dtype, const void* values, std::size_t count) {
 
 }  // namespace
 
-torch::Tensor tensor_at(std::byte* first, const torch::Tensor& like) {
-  return like.is_non_overlapping_and_dense()
-             ? torch::from_blob(first, like.sizes(), like.strides(), like.options())
-             : torch::from_blob(first, like.sizes(), like.options());
-}
-
-RoundTraining::RoundTraining(LocalModel& model, double delay_compensation)
+RoundTraining::RoundTraining(LocalModel& model, double delay_compensation,
+                             std::chrono::milliseconds timeout)
     : model_(model),
       trained_(optim::inside(model.inner()).trained),
+      round_model_(make_round_model(*trained_.model, timeout)),
       delay_compensation_(delay_compensation) {}
 
 RoundTraining::Pieces RoundTraining::all_pieces() const {
@@ -63,24 +58,14 @@ void RoundTraining::set_rates(const plan::StepRange& steps, const Schedule& sche
   rates_.push_back(trained_.groups.rates());
 }
 
-void RoundTraining::show(const std::byte* weights, const std::vector<std::byte>& buffers) {
-  const torch::NoGradGuard no_grad;
-  const auto& entries = trained_.model->layout().entries();
-  for (std::size_t entry = 0; entry < entries.size(); ++entry) {
-    // copy_() and not memcpy(): who looks at versions sees that the parameter was written to.
-    const torch::Tensor to = trained_.parameter(entry).detach();
-    std::byte* const from = const_cast<std::byte*>(weights) + entries[entry].offset;  // NOLINT
-    to.copy_(tensor_at(from, to));
-  }
-  replica::unpack(buffers, trained_.model->model().buffers);
+void RoundTraining::begin() {
+  release();
+  wait();
 }
 
 RoundTraining::Gradient RoundTraining::gradient() {
-  trained_.model->settle();
-  Gradient gradient;
-  gradient.values = trained_.model->averages().data();
-  if (delay_compensation_ > 0) gradient.weights = trained_.model->parts().parameters->seen().data();
-  gradient.buffers = replica::pack(trained_.model->model().buffers);
+  Gradient gradient{round_model_->gradient()};
+  if (delay_compensation_ == 0) gradient.weights = nullptr;
   return gradient;
 }
 

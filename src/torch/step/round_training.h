@@ -3,9 +3,11 @@
 
 #include <lockstep/local_steps.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "plan/rounds.h"
@@ -13,10 +15,11 @@
 #include "torch/optim/update.h"
 #include "torch/replica/gradient_source.h"
 #include "torch/step/local_model.h"
+#include "torch/step/round_model.h"
 
 namespace lockstep::steps {
 
-// Memories with the layout of the model, or the part of them that an update touches.
+// Memories of the host with the layout of the model, or the part of them that an update touches.
 struct RoundMemory {
   std::byte* weights = nullptr;
   std::byte* sum = nullptr;  // with backups: of the gradients of a step
@@ -24,38 +27,40 @@ struct RoundMemory {
       states;  // of the optimizer: by memory, then by entry, where the entry begins
 };
 
-// A tensor like another one, in memory that begins there. Dense, even if the other is not.
-torch::Tensor tensor_at(std::byte* first, const torch::Tensor& like);
-
-// Of one model.
+// Of one model. Its passes run where the model is; updates are computed on the host.
 //
 // Threads:   add() and apply() may be called by another thread than the rest, one caller at a time each. A program's loss may look
 //            at its optimizer meanwhile.
-// Blocking:  never.
-// Failure:   factor_of(): BadInput for a gradient that is not finite and is to be clipped.
+// Blocking:  wait(), begin(), show() and gradient() on a GPU, as RoundModel.
+// Failure:   factor_of(): BadInput for a gradient that is not finite and is to be clipped. As RoundModel.
 // Ownership: borrows the model, which outlives it.
 class RoundTraining {
  public:
-  RoundTraining(LocalModel& model, double delay_compensation);
+  RoundTraining(LocalModel& model, double delay_compensation, std::chrono::milliseconds timeout);
 
   // Before a round: the learning rates of its steps. Without a schedule they are those that the optimizer has.
   using Schedule = std::function<double(std::int64_t step)>;
   void set_rates(const plan::StepRange& steps, const Schedule& schedule);
 
-  // The model gets these weights and buffers.
-  void show(const std::byte* weights, const std::vector<std::byte>& buffers);
+  // Until a GPU has done what was queued. Then the host may read the model's weights and buffers.
+  void wait() { round_model_->wait(); }
+  // A round begins: gradients of one that was broken off go. Waits, too.
+  void begin();
 
-  // What backward has left, and the weights that it began with if delays are compensated: memory of the model, until
-  // release() or until the model gets other weights. keep() copies it.
-  struct Gradient {
-    const std::byte* values = nullptr;
-    const std::byte* weights = nullptr;
-    std::vector<std::byte> buffers;
-    std::vector<std::byte> kept_values, kept_weights;
+  // The model gets these weights and buffers.
+  void show(const std::byte* weights, const std::vector<std::byte>& buffers) {
+    round_model_->show(weights, buffers);
+  }
+
+  // What backward has left, and the weights that it began with if delays are compensated: until release() or show(). keep()
+  // copies it.
+  struct Gradient : RoundGradient {
+    std::vector<std::byte> kept_values = {}, kept_weights = {};
   };
   Gradient gradient();
   void keep(Gradient& gradient) const;
   void release();
+  const ShardCounts& counts() const { return round_model_->counts(); }
 
   // What an update multiplies these gradients by: 1 / `divisor`, and less if they are clipped.
   double factor_of(const std::byte* values, double divisor) const;
@@ -81,7 +86,8 @@ class RoundTraining {
   double norm_of(const replica::GradientSource& source, optim::Norm norm) const;
 
   LocalModel& model_;
-  optim::Trained& trained_;      // of its inner optimizer
+  optim::Trained& trained_;  // of its inner optimizer
+  std::unique_ptr<RoundModel> round_model_;
   double delay_compensation_;    // Asynchronous
   std::int64_t first_step_ = 0;  // of the round
   std::vector<std::vector<double>>

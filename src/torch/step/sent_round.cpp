@@ -55,7 +55,7 @@ class SentRound : public AsynchronousRound {
 SentRound::SentRound(Setting setting)
     : its_([&] {
         setting.model.open_round();
-        setting.training.release();  // of a round that was broken off between backward and update
+        setting.training.begin();
         return std::move(setting);
       }()),
       comm_(its_.model.channel()),

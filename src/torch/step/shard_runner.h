@@ -82,12 +82,12 @@ void run_in_order(Turns& turns, const RunOne& run_one) {
   }
 }
 
-// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep and LocalShards on either,
-// AsynchronousShards on a CPU.
+// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep, LocalShards and
+// AsynchronousShards on either.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
 // Blocking:  run(), until forward and backward have run; on a GPU until they are queued. ShardsInStep waits for other
-//            workers there, and in known() until a GPU has run the step. bring() waits for that, too.
+//            workers there, and in known() until a GPU has run the step. AsynchronousShards wait for a round, also on a GPU. bring() waits for that, too.
 // Failure:   what the loss throws; BadInput, with step and shard, for what LibTorch refuses.
 // Ownership: the StepRun owns it; it borrows the models.
 class ShardRunner {

@@ -78,7 +78,7 @@ SharedRound::SharedRound(Setting setting)
 void SharedRound::open() {
   const torch::NoGradGuard no_grad;
   its_.model.open_round();
-  its_.training.release();  // of a round that was broken off between backward and update
+  its_.training.begin();
   const auto turn = course_.now();
   for (const torch::Tensor& state : its_.model.state_after())
     memory_.states.push_back(static_cast<std::byte*>(state.data_ptr()));

@@ -8,6 +8,7 @@
 // With "steps", a model, a folder and a number: the loop so many times, with a log of each in FOLDER/RANK.TIME; see
 // gpu_step_log.h.
 // With "local": the jobs of gpu_local.h, whose hashes it says; with a folder for checkpoints, and the step at which they end.
+// With "asynchronous", "record" or "replay", and a folder: those of gpu_local.h with asynchronous steps, whose orders are there.
 // All of these have deterministic kernels, since their bits are compared; with one more word, "free", those that LibTorch prefers.
 // With "uneven": a drop-in loop with SyncBatchNorm, in which rank 1 has more batches than rank 0, beside LibTorch's with
 // the batches of both; says how far they are apart. With "drop-in": what gpu_drop_in.h says.
@@ -22,6 +23,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -197,7 +199,7 @@ void use_deterministic_kernels() {
   lockstep::steps::use_deterministic_operators(true);
 }
 
-// What the modes "loop", "steps" and "local" do. False for other modes.
+// What the modes "loop", "steps", "local" and "asynchronous" do. False for other modes.
 bool ran_loops(lockstep::World& world, const std::vector<std::string>& words) {
   if (words.size() >= 4 && words[0] == "steps") {
     for (int time = 0; time < std::atoi(words[3].c_str()); ++time) {
@@ -213,6 +215,12 @@ bool ran_loops(lockstep::World& world, const std::vector<std::string>& words) {
     std::printf("%s", lockstep::testing::local_hashes(world, folder, stop).c_str());
     return true;
   }
+  if (words.size() > 2 && words[0] == "asynchronous") {
+    using lockstep::testing::Orders;
+    const Orders orders = words[1] == "replay" ? Orders::kReplayed : Orders::kRecorded;
+    std::printf("%s", lockstep::testing::asynchronous_hashes(world, words[2], orders).c_str());
+    return true;
+  }
   if (words.size() < 2 || words[0] != "loop") return false;
   std::printf("weights %s\n", looped(world, words[1]).c_str());
   return true;
@@ -223,9 +231,9 @@ bool ran_loops(lockstep::World& world, const std::vector<std::string>& words) {
 int main(int argc, char** argv) {
   using namespace lockstep;  // NOLINT: this is the program
   const std::vector<std::string> words(argv + 1, argv + argc);
-  const bool compared =
-      !words.empty() && (words[0] == "loop" || words[0] == "steps" || words[0] == "local");
-  if (compared && words.back() != "free") use_deterministic_kernels();
+  const std::set<std::string> compared = {"loop", "steps", "local", "asynchronous"};
+  if (!words.empty() && compared.contains(words[0]) && words.back() != "free")
+    use_deterministic_kernels();
   World world = join();
   try {
     if (ran_loops(world, words)) return 0;

@@ -6,21 +6,8 @@ lockstep=$1
 actor=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-fail() { echo "gpu_jobs.sh: $*" >&2; exit 1; }
-
-# hash OPTIONS…: of the weights after a short job on GPUs.
-hash() {
-  timeout 100 "$lockstep" train --device cuda --share-gpus --steps "${steps:-12}" --shards 4 --global-batch 32 --quiet --checkpoint none \
-    --report "$work/report" "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "lockstep train $* failed"; }
-  sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$work/report"
-}
-same() {
-  local first=$1 other
-  [ ${#first} = 64 ] || fail "$job: no hash"
-  shift
-  for other in "$@"; do [ "$first" = "$other" ] || fail "$job: other bits:" "$first" "$@"; done
-  echo "$job: ${first:0:16} $# times"
-}
+# shellcheck source-path=SCRIPTDIR source=gpu_functions.sh
+. "$(dirname "$0")/gpu_functions.sh"
 
 printf '%s ' the quick brown fox jumps over a lazy dog {1..4000} >"$work/text"
 for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:1024 --optimizer adamw --clip-norm 0.5" \
@@ -39,20 +26,6 @@ for job in "--model cnn --data synthetic:1024 --optimizer lars --clip-value 0.01
   same "$(hash $job -n 1)" "$(hash $job -n 2 --graphs off)" "$(hash $job -n 4)"
 done
 
-# Codecs: what a shard sends does not depend on where it is. They go on from a checkpoint with their error feedback.
-for job in "--model mlp --data synthetic:1024 --codec int8" "--model cnn --data synthetic:1024 --optimizer adamw --codec bf16" \
-  "--model mlp --data synthetic:1024 --codec top-k:0.1" "--model cnn --data synthetic:1024 --codec one-bit" \
-  "--model gpt --data $work/text --context 64 --codec fp16" \
-  "--model mlp --data synthetic:1024 --codec power-sgd:2:1" "--model gpt --data $work/text --context 64 --codec power-sgd:4:0"; do
-  # shellcheck disable=SC2086
-  same "$(hash $job -n 1)" "$(hash $job -n 1 --graphs off)" "$(hash $job -n 2 --bucket-bytes 65536)" "$(hash $job -n 3)" \
-    "$(hash $job -n 4 --bucket-bytes 1048576)"
-  rm -rf "$work/run"
-  # shellcheck disable=SC2086
-  steps=5 hash $job -n 2 --checkpoint "$work/run" >/dev/null
-  # shellcheck disable=SC2086
-  same "$(hash $job -n 1)" "$(hash $job -n 3 --checkpoint "$work/run" --resume)"
-done
 # Workers that die: the others repeat the step or have ended it, a replacement joins, and the bits are the same.
 for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:1024 --optimizer adamw --clip-norm 0.5"; do
   # shellcheck disable=SC2086
@@ -90,47 +63,6 @@ for model in mlp cnn gpt gan noisy synced; do
   job="own loop, $model"
   same "$(loop_hash $model 1)" "$(loop_hash $model 2)" "$(loop_hash $model 4)"
 done
-
-# Rounds of local steps, in which each shard trains by itself. Programs' loops first, a job of each kind: they also go on in
-# the middle, on another number of workers.
-local_hash() {
-  LOCKSTEP_SHARE_GPUS=1 timeout 150 "$lockstep" run -n "$1" --device cuda -- "$actor" local "${@:2}" >"$work/log" 2>&1 ||
-    { cat "$work/log" >&2; fail "local steps on $1 workers failed"; }
-  grep -o '[a-z-]* [0-9a-f]\{64\}$' "$work/log" | sort -u >"$work/hashes$1"
-  [ "$(wc -l <"$work/hashes$1")" = 9 ] || { cat "$work/log" >&2; fail "local steps: not one hash for each kind"; }
-  sha256sum <"$work/hashes$1" | cut -d ' ' -f 1
-}
-job="own loop, local steps"
-rm -rf "$work/rounds"
-mkdir "$work/rounds"
-first=$(local_hash 1)
-local_hash 2 "$work/rounds" 6 >/dev/null
-same "$first" "$(local_hash 2)" "$(local_hash 4)" "$(local_hash 4 "$work/rounds")"
-
-for job in "--model mlp --data synthetic:1024 --local-steps 4" \
-  "--model cnn --data synthetic:1024 --optimizer adamw --clip-norm 0.5 --local-steps 1,4:4 --outer nesterov" \
-  "--model cnn --data synthetic:1024 --optimizer adamw --local-steps 4 --local-state averaged" \
-  "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16 --local-steps 6 --fragments 3 --outer nesterov"; do
-  # shellcheck disable=SC2086
-  same "$(hash $job -n 1)" "$(hash $job -n 2 --bucket-bytes 65536)" "$(hash $job -n 4)"
-done
-# They go on from a checkpoint, and after deaths: with state that is kept only from a checkpoint.
-job="--model cnn --data synthetic:1024 --optimizer adamw --local-steps 4 --outer nesterov"
-rm -rf "$work/run"
-# shellcheck disable=SC2086
-steps=8 hash $job -n 2 --checkpoint "$work/run" >/dev/null
-# shellcheck disable=SC2086
-same "$(hash $job -n 1)" "$(hash $job -n 4 --checkpoint "$work/run" --resume)"
-grep -q '"first_step": 8' "$work/report" || fail "$job: did not go on from its checkpoint"
-job="--model cnn --data synthetic:1024 --local-steps 4 --local-state averaged"
-# shellcheck disable=SC2086
-same "$(hash $job -n 1)" "$(hash $job -n 3 --max-restarts 50 --faults kill@4:1:backward)" \
-  "$(hash $job -n 3 --max-restarts 50 --faults kill@4:0:small)" "$(hash $job -n 3 --max-restarts 50 --faults kill@8:2:commit)"
-if timeout 60 "$lockstep" train --device cuda -n 1 --model mlp --data synthetic:1024 --steps 4 --quiet --checkpoint none \
-  --staleness 2 >"$work/log" 2>&1; then
-  fail "asynchronous steps ran on a GPU"
-fi
-grep -q "asynchronous steps are for CPUs" "$work/log" || { cat "$work/log" >&2; fail "asynchronous steps are not refused by name"; }
 
 # Workers that take each other for hosts: NCCL goes over sockets, and what is beside it over TCP. On two of them once more,
 # each started by a launcher of its own; NCCL is told that these are two hosts, though there is one GPU.

@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "tests/torch/asynchronous_jobs.h"
 #include "tests/torch/local_jobs.h"
 
 namespace lockstep::testing {
@@ -32,6 +33,20 @@ std::map<std::string, LocalHow> kinds() {
   };
 }
 
+// All of these can also run where workers share no memory.
+std::map<std::string, LocalHow> asynchronous_kinds() {
+  const LocalSteps free = LocalSteps::stale(Asynchronous::kUnbounded, 3);
+  return {
+      {"free", {.local = free}},
+      {"bounded", {.local = LocalSteps::stale(1, 5), .optimizer = "sgd"}},
+      {"compensated", {.local = loops::asynchronous::with(free, true, 0.5)}},
+      {"clipped", {.local = free, .optimizer = "clipped"}},
+      {"batch-norm", {.local = free, .model = "cnn"}},
+      {"backup", {.local = LocalSteps::with_backups(1, 3), .model = "cnn"}},
+      {"gpt", {.local = free, .model = "gpt"}},
+  };
+}
+
 }  // namespace
 
 std::string local_hashes(World& world, const std::string& folder, std::int64_t stop) {
@@ -40,6 +55,17 @@ std::string local_hashes(World& world, const std::string& folder, std::int64_t s
     if (!folder.empty()) how.checkpoint = folder + "/" + name;
     const std::string hash = loops::trained_until(world, how, stop > 0 ? stop : how.steps);
     lines += name + " " + hash + "\n";
+  }
+  return lines;
+}
+
+std::string asynchronous_hashes(World& world, const std::string& folder, Orders orders) {
+  std::string lines;
+  for (const auto& [name, kind] : asynchronous_kinds()) {
+    const std::string order = folder + "/" + name;
+    const LocalHow how = orders == Orders::kRecorded ? loops::asynchronous::recording(kind, order)
+                                                     : loops::asynchronous::replaying(kind, order);
+    lines += name + " " + loops::trained_until(world, how, how.steps) + "\n";
   }
   return lines;
 }

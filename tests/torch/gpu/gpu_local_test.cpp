@@ -1,6 +1,5 @@
-// Local steps on a real GPU, beside plain LibTorch's and the CPU's: `make test-gpu` runs it. gpu_jobs.sh has them on several
+// Local and asynchronous steps on a real GPU, beside plain LibTorch's and the CPU's: `make test-gpu` runs it. gpu_jobs.sh has them on several
 // workers.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
@@ -9,6 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "base/atomic_file.h"
+#include "plan/order.h"
+#include "tests/torch/asynchronous_jobs.h"
+#include "tests/torch/folder.h"
 #include "tests/torch/local_jobs.h"
 #include "tests/torch/nets.h"
 
@@ -124,16 +127,69 @@ TEST(GpuLocalSteps, ReportLossesAndMetricsOfAllSteps) {
   }
 }
 
-TEST(GpuLocalSteps, AreNotAsynchronous) {
-  World world = World::over(connect_alone(), kGpu);
-  loops::One one(world, "mlp");
-  loops::Job job(world, loops::options_of({.local = LocalSteps::stale(2)}));
-  try {
-    const Step step(job, "train", {&one.optimizer}, one.loss());
-    ADD_FAILURE() << "asynchronous steps on a GPU were not refused";
-  } catch (const BadInput& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("asynchronous steps are for CPUs"));
+// Gradients come from the GPU, and updates are computed on the host, as on CPUs.
+TEST(GpuAsynchronousSteps, HaveTheNumbersOfThePlainProgramForAnyOrder) {
+  using loops::asynchronous::kOrder;
+  using loops::asynchronous::with;
+  const LocalSteps free = LocalSteps::stale(Asynchronous::kUnbounded, 3);
+  for (const std::string optimizer : {"sgd", "adamw"}) {
+    for (const LocalSteps& local : {free, with(free, true, 0), with(free, false, 0.5)}) {
+      SCOPED_TRACE(optimizer + ", " + to_string(local));
+      const Folder folder;
+      const LocalHow how{.local = local, .optimizer = optimizer, .steps = 2};
+      base::write_file(folder / "order",
+                       loops::asynchronous::head_of(how, kGpu) + plan::order_text(kOrder));
+      std::vector<torch::Tensor> weights;
+      World world = World::over(connect_alone(), kGpu);
+      loops::trained(world, loops::asynchronous::replaying(how, folder / "order"), &weights);
+      const loops::asynchronous::Plain plain(how, kOrder, torch::Device(torch::kCUDA, 0));
+      EXPECT_LT(loops::distance(weights, plain.weights), optimizer == "adamw" ? 1e-5 : 1e-6);
+    }
   }
+}
+
+// With one shard a round of asynchronous steps is what the shard's own steps are. So buffers are those of a round of local steps,
+// whose state is on the GPU.
+TEST(GpuAsynchronousSteps, HaveTheBuffersOfTheLastUpdate) {
+  const auto statistics_of = [](const LocalSteps& local) {
+    World world = World::over(connect_alone(), kGpu);
+    auto net = loops::net_of("cnn");
+    auto model = data_parallel(net, world);
+    optim::SGD optimizer(model, {.lr = 0.01});
+    loops::Job job(world, loops::options_of({.local = local, .shards = 1}));
+    Step step(job, "train", {&optimizer},
+              [&](const Shard& shard) { return models::loss(*net, shard.batch); });
+    for (const GlobalBatch& batch : job.batches(loops::data_of("cnn"), {.steps = 2})) step(batch);
+    std::vector<torch::Tensor> all;
+    for (const torch::Tensor& buffer : net->buffers())
+      all.push_back(buffer.to(torch::kCPU, torch::kFloat64));
+    return all;
+  };
+  const auto expected = statistics_of(LocalSteps::sgd(2));
+  ASSERT_FALSE(expected.empty());
+  EXPECT_LT(loops::distance(statistics_of(LocalSteps::stale(1, 2)), expected), 1e-6);
+}
+
+TEST(GpuAsynchronousSteps, AGradientThatIsNotFiniteEndsTheJob) {
+  World world = World::over(connect_alone(), kGpu);
+  auto net = loops::net_of("mlp");
+  auto model = data_parallel(net, world);
+  optim::SGD optimizer(model, {.lr = 0.1});
+  optimizer.set_clip_norm(1);
+  loops::Job job(world, loops::options_of({.local = LocalSteps::stale(2, 2)}));
+  Step step(job, "train", {&optimizer}, [&](const Shard& shard) {
+    const auto loss = models::loss(*net, shard.batch);
+    return shard.step == 3 ? loss + (net->parameters()[0].sum() * 0).sqrt() : loss;
+  });
+  std::int64_t done = 0;
+  const auto train = [&] {
+    for (const GlobalBatch& batch : job.batches(loops::data_of("mlp"), {.steps = 6})) {
+      step(batch);
+      done = batch.step() + batch.steps();
+    }
+  };
+  EXPECT_THROW(train(), BadInput);
+  EXPECT_EQ(done, 2);
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+# shellcheck shell=bash
+# What the scripts of jobs on a GPU share. They have set lockstep, work (a folder) and, before same(), job. DEVICE=cpu tries
+# a script itself.
+device=(--device "${DEVICE:-cuda}")
+[ "${DEVICE:-cuda}" = cpu ] || device+=(--share-gpus)
+fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
+
+# hash OPTIONS…: of the weights after a short job.
+hash() {
+  timeout 100 "$lockstep" train "${device[@]}" --steps "${steps:-12}" --shards 4 --global-batch 32 --quiet --checkpoint none \
+    --report "$work/report" "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "lockstep train $* failed"; }
+  sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$work/report"
+}
+# same HASH…: all are one.
+same() {
+  local first=$1 other
+  [ ${#first} = 64 ] || fail "$job: no hash"
+  shift
+  for other in "$@"; do [ "$first" = "$other" ] || fail "$job: other bits:" "$first" "$@"; done
+  echo "$job: ${first:0:16} $# times"
+}
