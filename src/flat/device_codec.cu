@@ -298,7 +298,9 @@ struct OneBitFormat {
     const auto byte = static_cast<std::uint32_t>(bytes[sizeof(Means) + first_element() / kBits]);
     for (unsigned i = 0; i < kEach; ++i) {
       const bool is_negative = ((byte >> (first_element() % kBits + i)) & 1U) != 0;
-      four.at[i] = is_negative ? means.negative : means.positive;
+      // Nothing lies behind the last element, but a bit says that nothing is negative.
+      if (first_element() + i < block.count)
+        four.at[i] = is_negative ? means.negative : means.positive;
     }
     return four;
   }
