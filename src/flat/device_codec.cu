@@ -243,16 +243,17 @@ struct TopKFormat {
   }
 };
 
+__device__ float mean(double sum, std::uint32_t count) {
+  if (count == 0) return 0;
+  return static_cast<float>(element::divide(sum, static_cast<double>(count)));
+}
+
 // The means of the positive and of the negative elements, then a bit for each.
 struct OneBitFormat {
   struct Means {
     float positive;
     float negative;
   };
-  __device__ static float mean(double sum, std::uint32_t count) {
-    if (count == 0) return 0;
-    return static_cast<float>(element::divide(sum, static_cast<double>(count)));
-  }
   __device__ static Means means_of(const Four& from, const CodecBlock& block, Shared& shared) {
     double positive = 0;
     double negative = 0;
