@@ -63,12 +63,15 @@ void TaskBook::clear() {
   std::fill_n(memory_.losses, tasks_.count(), TaskLoss());
 }
 
+// A task whose loss is there was done before reopen().
+bool TaskBook::is_open(std::int64_t number) const {
+  return tasks_.samples(number) > 0 && tasks_.task(number).step >= counts().first_open &&
+         memory_.losses[number].samples == 0;
+}
+
 void TaskBook::skip() {
-  Counts& counts = *memory_.counts;
-  for (; counts.claimed < tasks_.count(); ++counts.claimed) {
-    const bool is_open = tasks_.task(counts.claimed).step >= counts.first_open;
-    if (is_open && tasks_.samples(counts.claimed) > 0) return;
-  }
+  std::int64_t& next = memory_.counts->claimed;
+  while (next < tasks_.count() && !is_open(next)) ++next;
 }
 
 std::optional<Task> TaskBook::claim() {

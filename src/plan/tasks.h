@@ -109,6 +109,8 @@ class TaskBook {
   TaskBook(const RoundTasks& tasks, Memory memory) : tasks_(tasks), memory_(memory) {}
   // For the first of those who share it: nothing has been done.
   void clear();
+  // Nobody computes a task any more: those that are not in the book can be claimed again. Not in a replay.
+  static void reopen(const Memory& memory) { memory.counts->claimed = 0; }
 
   const Counts& counts() const { return *memory_.counts; }
   // The next task that somebody must take: one with samples, and with backups of a step that is not done. Nothing: there is none,
@@ -138,6 +140,7 @@ class TaskBook {
   RoundOrder order() const;
 
  private:
+  bool is_open(std::int64_t number) const;
   void skip();
   const RoundTasks& tasks_;
   Memory memory_;

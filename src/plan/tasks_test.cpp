@@ -39,6 +39,7 @@ class Book {
   }
   TaskBook* operator->() { return &book_; }
   const RoundTasks& tasks() const { return tasks_; }
+  void reopen() { TaskBook::reopen(memory_.memory()); }
   // The whole life of a task whose loss is its number.
   TaskBook::Effect finish(const Task& task) {
     const std::int64_t seen = book_.begin();
@@ -164,6 +165,37 @@ TEST(TaskBook, ATaskOfAStepThatIsDoneIsNotTaken) {
   EXPECT_EQ(book->claim(), (Task{0, 0}));
   book.finish({0, 0});
   EXPECT_EQ(book->claim(), (Task{1, 0})) << "step 0 needs no backup any more";
+}
+
+TEST(TaskBook, WhatALostWorkerHasNotGivenIsClaimedAgain) {
+  Book book(staleness(1));
+  for (int i = 0; i < 4; ++i) book->claim();
+  book.finish({0, 1});
+  book.finish({1, 0});
+  book.reopen();
+  for (const Task& expected : {Task{0, 0}, Task{1, 1}}) EXPECT_EQ(book->claim(), expected);
+  EXPECT_FALSE(book->claim()) << "step 0 is open, so step 2 is too far";
+  book.finish({0, 0});
+  EXPECT_EQ(book->claim(), (Task{2, 0}));
+  book.finish({2, 0});
+  EXPECT_FALSE(book->is_complete());
+  EXPECT_EQ(book.finish({1, 1}).number, 5);
+  EXPECT_TRUE(book->is_complete());
+  EXPECT_EQ(book.tasks().misfit(book->order()), "");
+}
+
+TEST(TaskBook, WithBackupsALostGradientThatCountedStays) {
+  const RoundTasks tasks({0, 1}, 3, backups(1), {4, 2, 2});
+  OwnTaskMemory memory(tasks);
+  TaskBook book(tasks, memory.memory());
+  book.clear();
+  for (int i = 0; i < 3; ++i) book.claim();
+  book.enter({0, 1}, 0, {1, 2});
+  TaskBook::reopen(memory.memory());
+  EXPECT_EQ(book.claim(), (Task{0, 0}));
+  EXPECT_EQ(book.claim(), (Task{0, 2})) << "shard 1 is in the sum";
+  EXPECT_TRUE(book.enter({0, 2}, 0, {1, 2}).moves);
+  EXPECT_FALSE(book.claim());
 }
 
 TEST(TaskBook, TheOrderSaysWhatHasComeAndInWhichOrder) {

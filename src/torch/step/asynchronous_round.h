@@ -27,7 +27,8 @@ namespace lockstep::steps {
 // Threads:   one caller at a time.
 // Blocking:  making it, claim(), take(), give() and end(): at most the Comm's timeout for what others must do.
 // Failure:   PeerLost as soon as a worker has ended; Timeout, which ends the Comm; BadInput for a gradient that is not finite and is
-//            to be clipped. Then nobody goes on with the round.
+//            to be clipped. Then it is of no more use; in shared memory the next generation
+//            may go on with the round (course.h).
 // Ownership: borrows what it is made of.
 class AsynchronousRound {
  public:

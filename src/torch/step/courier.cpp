@@ -19,7 +19,7 @@ constexpr std::chrono::microseconds kLongestRest{500};
 
 }  // namespace
 
-void Window::post(Request request) {
+void Errands::post(Request request) {
   {
     const base::Lock lock(mutex_);
     requests_.push_back(std::move(request));
@@ -27,8 +27,8 @@ void Window::post(Request request) {
   to_courier_.notify_all();
 }
 
-Window::Brought Window::wait_for(const Ready& ready, Deadline deadline,
-                                 const std::function<void()>& waits) {
+Errands::Brought Errands::wait_for(const Ready& ready, Deadline deadline,
+                                   const std::function<void()>& waits) {
   base::Lock lock(mutex_);
   bool in_time = true;
   if (!brought_.failure && !ready(brought_)) waits();
@@ -40,7 +40,7 @@ Window::Brought Window::wait_for(const Ready& ready, Deadline deadline,
   return brought;
 }
 
-void Window::stop() {
+void Errands::stop() {
   {
     const base::Lock lock(mutex_);
     stopping_ = true;
@@ -48,12 +48,12 @@ void Window::stop() {
   to_courier_.notify_all();
 }
 
-std::deque<Window::Request> Window::requests() {
+std::deque<Errands::Request> Errands::requests() {
   const base::Lock lock(mutex_);
   return std::exchange(requests_, {});
 }
 
-void Window::bring(const std::function<void(Brought&)>& change) {
+void Errands::bring(const std::function<void(Brought&)>& change) {
   {
     const base::Lock lock(mutex_);
     change(brought_);
@@ -61,12 +61,12 @@ void Window::bring(const std::function<void(Brought&)>& change) {
   to_worker_.notify_all();
 }
 
-void Window::rest(std::chrono::microseconds time) {
+void Errands::rest(std::chrono::microseconds time) {
   base::Lock lock(mutex_);
   if (requests_.empty() && !stopping_) lock.wait_until(to_courier_, Deadline::after(time).when());
 }
 
-bool Window::stopped() {
+bool Errands::stopped() {
   const base::Lock lock(mutex_);
   return stopping_ && requests_.empty();
 }
@@ -82,13 +82,13 @@ Courier::Courier(const AsynchronousRound::Setting& its, const Cut& cut, Comm& co
 }
 
 Courier::~Courier() {
-  window_.stop();
+  errands_.stop();
   if (thread_.joinable()) thread_.join();
 }
 
-Window::Brought Courier::wait_for(const Window::Ready& ready, const std::string& what) {
+Errands::Brought Courier::wait_for(const Errands::Ready& ready, const std::string& what) {
   bool waited = false;
-  auto brought = window_.wait_for(ready, Deadline::after(comm_.timeout()), [&] {
+  auto brought = errands_.wait_for(ready, Deadline::after(comm_.timeout()), [&] {
     waited = true;
     its_.waits(true);
   });
@@ -98,12 +98,12 @@ Window::Brought Courier::wait_for(const Window::Ready& ready, const std::string&
 }
 
 plan::Clerk::Answer Courier::ask() {
-  window_.post([this] { tell_clerk({.kind = Letter::Kind::kAsk}); });
+  errands_.post([this] { tell_clerk({.kind = Letter::Kind::kAsk}); });
   return *wait_for([](const auto& brought) { return brought.answer.has_value(); }, "a task").answer;
 }
 
 void Courier::take(std::int64_t task, SliceMemory& weights, Letterbox::Bytes& buffers) {
-  window_.post([this, task, to = &weights, buffers_to = &buffers] {
+  errands_.post([this, task, to = &weights, buffers_to = &buffers] {
     weights_ = to;
     buffers_ = buffers_to;
     tell_clerk({.kind = Letter::Kind::kTake, .task = task});
@@ -116,7 +116,7 @@ void Courier::give(std::int64_t task, double factor, const plan::TaskLoss& loss,
                    std::vector<Letterbox::Bytes> parts) {
   // Shared, because a function must be copyable.
   auto shared = std::make_shared<std::vector<Letterbox::Bytes>>(std::move(parts));
-  window_.post([this, task, factor, loss, parts = std::move(shared)] {
+  errands_.post([this, task, factor, loss, parts = std::move(shared)] {
     for (int owner = 0; owner < comm_.size(); ++owner) {
       Letterbox::Bytes& part = (*parts)[static_cast<std::size_t>(owner)];
       if (owner == comm_.rank()) {
@@ -139,20 +139,20 @@ plan::TaskLoss Courier::end() {
 void Courier::run() noexcept {
   try {
     for (auto rest = kShortestRest; !loss_;) {
-      if (window_.stopped()) return;
+      if (errands_.stopped()) return;
       if (carry())
         rest = kShortestRest;
       else
-        window_.rest(std::exchange(rest, std::min(rest * 2, kLongestRest)));
+        errands_.rest(std::exchange(rest, std::min(rest * 2, kLongestRest)));
     }
     letters_.flush();
-    window_.bring([](auto& brought) { brought.ended = true; });
+    errands_.bring([](auto& brought) { brought.ended = true; });
   } catch (const Error& error) {
     comm::Inside::fail(comm_, error);
-    window_.bring([](auto& brought) { brought.failure = std::current_exception(); });
+    errands_.bring([](auto& brought) { brought.failure = std::current_exception(); });
   } catch (const std::exception& error) {
     comm_.leave(error.what());
-    window_.bring([](auto& brought) { brought.failure = std::current_exception(); });
+    errands_.bring([](auto& brought) { brought.failure = std::current_exception(); });
   }
 }
 
@@ -167,7 +167,7 @@ bool Courier::carry() {
 }
 
 bool Courier::do_requests() {
-  const auto requests = window_.requests();
+  const auto requests = errands_.requests();
   for (const auto& request : requests) request();
   return !requests.empty();
 }
@@ -189,7 +189,7 @@ void Courier::put_weights(int owner, const Letterbox::Bytes& bytes) {
   weights_->put(slice, bytes.data());
   if (cut_.buffers_of(owner) > 0)
     buffers_->assign(bytes.begin() + static_cast<std::ptrdiff_t>(slice.bytes()), bytes.end());
-  window_.bring([owner](auto& brought) { brought.slices.insert(owner); });
+  errands_.bring([owner](auto& brought) { brought.slices.insert(owner); });
 }
 
 std::size_t Courier::bytes_with(int from, const Letter& letter) const {
@@ -201,7 +201,7 @@ void Courier::handle(Letterbox::Received received) {
   const Letter& letter = received.letter;
   switch (letter.kind) {
     case Letter::Kind::kAnswer:
-      window_.bring([&](auto& brought) { brought.answer = letter.answer; });
+      errands_.bring([&](auto& brought) { brought.answer = letter.answer; });
       break;
     case Letter::Kind::kLog:
       owner_.enter(letter.entry);
@@ -244,7 +244,7 @@ void Courier::handle_by_clerk(int from, const Letter& letter) {
 void Courier::speak_for_clerk() {
   for (const plan::Clerk::Answer& answer : clerk_->answers()) {
     if (answer.worker == comm_.rank())
-      window_.bring([&](auto& brought) { brought.answer = answer; });
+      errands_.bring([&](auto& brought) { brought.answer = answer; });
     else
       letters_.send(answer.worker, {.kind = Letter::Kind::kAnswer, .answer = answer});
   }

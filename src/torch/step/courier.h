@@ -25,13 +25,13 @@
 
 namespace lockstep::steps {
 
-// Where a worker and its courier meet.
+// What a worker asks of its courier, and what the courier brings.
 //
 // Threads:   one worker and one courier.
 // Blocking:  wait_for() and rest(), until the time given.
 // Failure:   wait_for() what the courier has brought.
 // Ownership: keeps requests and what was brought.
-class Window {
+class Errands {
  public:
   // What the courier brings to the worker.
   struct Brought {
@@ -86,7 +86,7 @@ class Courier {
   plan::RoundOrder order() const { return clerk_ ? clerk_->order() : plan::RoundOrder(); }
 
  private:
-  Window::Brought wait_for(const Window::Ready& ready, const std::string& what);
+  Errands::Brought wait_for(const Errands::Ready& ready, const std::string& what);
 
   // Of its thread.
   void run() noexcept;
@@ -110,7 +110,7 @@ class Courier {
   SliceMemory* weights_ = nullptr;
   Letterbox::Bytes* buffers_ = nullptr;
   std::optional<plan::TaskLoss> loss_;  // of the round: the log has ended
-  Window window_;
+  Errands errands_;
   std::thread thread_;
 };
 

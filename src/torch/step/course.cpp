@@ -36,11 +36,14 @@ class Places {
 struct Course::Head {
   alignas(kCacheLine) std::atomic<std::uint32_t> turn;  // 0: free
   alignas(kCacheLine) std::int64_t rounds;              // that were opened
+  std::int64_t steps;                                   // of the job, before the last of them
+  bool goes_on;                                         // it was begun in the generation before
   bool broken;
   plan::TaskBook::Counts counts;
 };
 
-Course::Course(Comm& host, const Shape& shape)
+// If the worker that copies is lost, the others still have `before`.
+Course::Course(Comm& host, const Shape& shape, const Before& before)
     : host_(host), memory_([&] {
         Places places;
         const auto steps = static_cast<std::size_t>(shape.steps);
@@ -53,7 +56,17 @@ Course::Course(Comm& host, const Shape& shape)
         losses_ = places.take(tasks * sizeof(plan::TaskLoss));
         updates_ = places.take(tasks * sizeof(plan::OrderedUpdate));
         return replica::FlatMemory(host, places.end(), replica::Copies::kPerHost);
-      }()) {}
+      }()) {
+  if (before.course != nullptr && before.copies) {
+    std::copy_n(before.course->weights(), memory_.bytes() - weights_, weights());
+    head().rounds = 1;
+    head().steps = before.course->head().steps;
+    head().goes_on = true;
+    head().counts = before.course->head().counts;
+    plan::TaskBook::reopen(book());
+  }
+  host.barrier().wait();
+}
 
 Course::Head& Course::head() const {
   return *at<Head>(0);
@@ -92,12 +105,22 @@ Course::Turn Course::when(const Condition& condition, const std::function<void()
   }
 }
 
-bool Course::open() {
+Course::Opened Course::open(std::int64_t steps) {
   ++rounds_;
-  if (head().rounds == rounds_) return false;
+  if (head().rounds == rounds_) return head().goes_on ? Opened::kGoesOn : Opened::kByAnother;
   head().rounds = rounds_;
+  head().steps = steps;
+  head().goes_on = false;
   head().broken = false;
-  return true;
+  return Opened::kNew;
+}
+
+std::int64_t Course::updates() const {
+  return head().counts.updates;
+}
+
+bool Course::is_whole(std::int64_t steps) const {
+  return head().rounds > 0 && head().steps == steps && !head().broken;
 }
 
 }  // namespace lockstep::steps

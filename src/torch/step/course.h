@@ -4,7 +4,8 @@
 //   sum                with backups: of the gradients of the step under way
 //   book               of its tasks (plan/tasks.h)
 //
-// A worker that reads or writes any of it holds the turn. Successive rounds use the same memory: workers meet between two.
+// A worker that reads or writes any of it holds the turn. Successive rounds use the same memory: workers meet between two. If a
+// worker is lost in a round, the others go on with what is there, unless it was about to change it.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -25,8 +26,7 @@ namespace lockstep::steps {
 // Threads:   one caller at a time.
 // Blocking:  the constructor, which is collective; when(), until the turn is free and its condition holds, at most the Comm's
 //            timeout.
-// Failure:   when(): PeerLost as soon as a worker has ended; Timeout, which ends the Comm. If a worker ends while it has the turn, what it wrote is
-//            half written, and the round is lost: the next generation makes a new Course.
+// Failure:   when(): PeerLost as soon as a worker has ended; Timeout, which ends the Comm.
 // Ownership: owns the memory; borrows the Comm.
 class Course {
  public:
@@ -37,7 +37,13 @@ class Course {
     std::int64_t steps = 0;  // of the longest round
     int shards = 0;
   };
-  Course(Comm& host, const Shape& shape);
+  // A round that `before`, which survivors have, was in the middle of goes on in this one. All survivors have the same there; the
+  // worker that fills the memory copies it.
+  struct Before {
+    const Course* course = nullptr;  // null: nothing goes on, or this worker is new
+    bool copies = false;
+  };
+  Course(Comm& host, const Shape& shape, const Before& before);
 
   // While it lives, no other worker has the turn.
   class [[nodiscard]] Turn {
@@ -60,11 +66,18 @@ class Course {
     return when([] { return true; });
   }
 
-  // A round begins for this worker. True, with the turn: for the first of all, which then fills in weights, state and buffers,
-  // and clears the book.
-  bool open();
-  // An update was begun and not ended: nobody goes on. With the turn.
+  // A round begins for this worker, after so many steps of the job; with the turn. kNew: for the first of all, which then fills in
+  // weights, state and buffers, and clears the book. kGoesOn: workers of the generation before have begun it, and it has what
+  // they had done.
+  enum class Opened { kNew, kByAnother, kGoesOn };
+  Opened open(std::int64_t steps);
+  // Somebody has begun to change weights, state, buffers or sum, and has not ended: nobody goes on. With the turn.
   bool& broken() const;
+  // Whether the round that began after so many steps was opened, and nothing of it is half written. All workers say the same when
+  // nobody trains.
+  bool is_whole(std::int64_t steps) const;
+
+  std::int64_t updates() const;  // of the last round, so far
 
   std::byte* weights() const { return memory_.data() + weights_; }
   std::byte* buffers() const { return memory_.data() + buffers_; }

@@ -57,6 +57,8 @@ class RoundReports : public Reports {
   void add(const std::string& name, double sum, double weight) override;
   void next_step() { reported_.clear(); }
   void hand_on(Reports& to) const;
+  // Some of what was reported is not known any more: sums are NaN.
+  void lose();
 
  private:
   std::map<std::string, PhaseResult::Report> sums_;

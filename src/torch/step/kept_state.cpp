@@ -31,14 +31,15 @@ KeptState::KeptState(const std::vector<torch::Tensor>& like, int shards, Device 
 
 // Where workers share memory, one of them fills it. The others keep the memory of before until it has: if it is lost meanwhile,
 // they have the values.
-void KeptState::take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first) {
+void KeptState::take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first,
+                            bool goes_on) {
   const auto twice = 2 * static_cast<std::size_t>(shards_);
   const Memory memory{
       replica::FlatMemory(parts.host(), twice * bytes_ + kAlignment, replica::Copies::kPerHost,
                           device_),
       torch::zeros({static_cast<std::int64_t>(twice * bytes_apart_)}, torch::kUInt8)};
   is_written_here_ = !memory.flat.shared() || parts.host().rank() == parts.source_on_host();
-  if (is_written_here_) fill(memory, first);
+  if (is_written_here_) fill(memory, first, goes_on);
   parts.comm.barrier().wait();
   const bool all_here = memory.flat.shared() && parts.host().size() == parts.comm.size();
   memory_ = memory;
@@ -46,12 +47,16 @@ void KeptState::take_memory(replica::Parts& parts, const std::vector<torch::Tens
   current_ = 0;
 }
 
-void KeptState::fill(const Memory& memory, const std::vector<torch::Tensor>& first) const {
+void KeptState::fill(const Memory& memory, const std::vector<torch::Tensor>& first,
+                     bool goes_on) const {
   const torch::NoGradGuard no_grad;
-  for (int shard = 0; shard < shards_; ++shard) {
-    const auto to = tensors(memory, 0, shard);
-    const auto from = memory_ ? before(shard) : first;
+  const auto copy = [](const std::vector<torch::Tensor>& from,
+                       const std::vector<torch::Tensor>& to) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  };
+  for (int shard = 0; shard < shards_; ++shard) {
+    copy(memory_ ? before(shard) : first, tensors(memory, 0, shard));
+    if (goes_on) copy(after(shard), tensors(memory, 1, shard));
   }
 }
 

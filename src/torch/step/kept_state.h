@@ -28,8 +28,9 @@ class KeptState {
   // Tensors like these, for so many shards, on this device. On a GPU those of the host stay there.
   KeptState(const std::vector<torch::Tensor>& like, int shards, Device device);
 
-  // Memory of these workers. It has the values of before, and at the first time `first` for each shard. Collective.
-  void take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first);
+  // Memory of these workers. It has the values of before, and at the first time `first` for each shard. What a round has left so
+  // far is in it if that round goes on. Collective.
+  void take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first, bool goes_on);
 
   // What the next round begins with, and what it leaves.
   std::vector<torch::Tensor> before(int shard) const { return tensors(*memory_, current_, shard); }
@@ -58,7 +59,7 @@ class KeptState {
     replica::FlatMemory flat;
     torch::Tensor apart;  // bytes of the host
   };
-  void fill(const Memory& memory, const std::vector<torch::Tensor>& first) const;
+  void fill(const Memory& memory, const std::vector<torch::Tensor>& first, bool goes_on) const;
   std::vector<torch::Tensor> tensors(const Memory& memory, int which, int shard) const;
 
   Device device_;

@@ -257,15 +257,21 @@ void LocalModel::take_memory() {
   replica::Parts& parts = inside_of(*fragments_.front().outer).parts();
   const Device where = rule_.asynchronous ? Device{} : parts.device();
   if (!kept_) kept_.emplace(first, kept_states(), where);
-  kept_->take_memory(parts, first);
+  kept_->take_memory(parts, first, round_goes_on());
 }
 
+// What a replay has taken cannot be taken again: weights have changed meanwhile.
+bool LocalModel::round_goes_on() const {
+  const Course* const course = std::get_if<Course>(&round_);
+  return course != nullptr && rule_.asynchronous->replay.empty() && course->is_whole(steps_);
+}
+
+// The course of before is there until this one has what it had.
 void LocalModel::take_course(World& world) {
   if (!rule_.asynchronous) return;
-  course_.reset();
-  channel_.reset();
   if (kept_->is_spread()) {
-    channel_.emplace(world.open_channel());
+    round_.emplace<std::monostate>();
+    round_.emplace<Comm>(world.open_channel());
     return;
   }
   replica::Parts& parts = inside_of(*fragments_.front().outer).parts();
@@ -274,7 +280,9 @@ void LocalModel::take_course(World& world) {
   for (const auto& [name, tensor] : model.buffers) shape.buffers += tensor.nbytes();
   if (rule_.asynchronous->backups > 0) shape.sum = shape.weights;
   for (const auto& [from, steps] : rule_.stages) shape.steps = std::max(shape.steps, steps);
-  course_.emplace(parts.host(), shape);
+  const Course* const before = round_goes_on() ? &course() : nullptr;
+  Course course(parts.host(), shape, {before, kept_->is_written_here()});
+  round_.emplace<Course>(std::move(course));
 }
 
 std::shared_ptr<torch::nn::Module> LocalModel::module() const {

@@ -26,6 +26,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "control/inventory.h"
@@ -71,9 +72,11 @@ class LocalModel : public control::Member {
   std::vector<torch::Tensor> state_after() const;
   // Where workers share memory they have a course, and elsewhere a channel. Of workers that share the kept state, one writes what
   // a round leaves (writes_state()).
-  bool has_course() const { return course_.has_value(); }
-  Course& course() { return *course_; }
-  Comm& channel() { return *channel_; }
+  bool has_course() const { return std::holds_alternative<Course>(round_); }
+  // Whether a round of the generation before goes on in this one, or would in the next.
+  bool round_goes_on() const;
+  Course& course() { return std::get<Course>(round_); }
+  Comm& channel() { return std::get<Comm>(round_); }
   bool writes_state() const { return kept_->is_written_here(); }
 
   // A shard's round: begin(), then its steps, each with step(), or with pass() if it has no samples; then end(), with the fragment
@@ -139,8 +142,8 @@ class LocalModel : public control::Member {
   std::vector<Fragment> fragments_;   // one, unless the model is streamed
   std::vector<NamedTensor> first_;    // the state that a round begins with, if it is reset
   std::optional<KeptState> kept_;     // nothing: state is not kept
-  std::optional<Course> course_;      // of asynchronous rounds, one of the two
-  std::optional<Comm> channel_;
+  // Of asynchronous rounds: where workers share memory, and where they do not.
+  std::variant<std::monostate, Course, Comm> round_;
   std::int64_t steps_ = 0;   // that each shard has taken
   std::int64_t shown_ = -1;  // versions() after show(); −1: a shard trains
 };

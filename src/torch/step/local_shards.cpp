@@ -12,6 +12,7 @@
 // more memory than one, but for the state that is kept. On a GPU a round is queued as a whole, and the host does not wait in it.
 #include <torch/torch.h>
 
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -155,6 +156,10 @@ void RoundReports::add(const std::string& name, double sum, double weight) {
 
 void RoundReports::hand_on(Reports& to) const {
   for (const auto& [name, report] : sums_) to.add(name, report.sum, report.weight);
+}
+
+void RoundReports::lose() {
+  for (auto& [name, report] : sums_) report.sum = std::numeric_limits<double>::quiet_NaN();
 }
 
 void hand_over(const ShardWork& work, Turns& turns, const Turn& whole) {

@@ -237,11 +237,13 @@ std::shared_ptr<PhaseResult> JobCore::recover(const StepCore& step, const Phase&
   if (own.result) collect();  // the numbers of the phase before
   const std::string round =
       phase.steps > 1 ? fmt::format(", with a round of {} local steps", phase.steps) : "";
-  base::log(base::LogLevel::kInfo, "{} workers go on at step {}{}, which was {}",
-            generation_.size(), phase.step, round,
-            own.behind   ? "committed elsewhere"
-            : own.result ? "finished"
-                         : "begun again");
+  std::string fate = own.behind ? "was committed elsewhere" : own.result ? "was finished" : "";
+  for (const JobModels::Trained& trained : models_.trained) {
+    if (!fate.empty() || !trained.local || !trained.local->round_goes_on()) continue;
+    fate = fmt::format("goes on after {} updates", trained.local->course().updates());
+  }
+  base::log(base::LogLevel::kInfo, "{} workers go on at step {}{}, which {}", generation_.size(),
+            phase.step, round, fate.empty() ? "was begun again" : fate);
   return own.result;
 }
 

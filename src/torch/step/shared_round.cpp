@@ -55,6 +55,7 @@ class SharedRound : public AsynchronousRound {
   RoundMemory memory_;
   std::int64_t seen_ = 0;  // updates, by the task under way
   std::optional<Replay> replay_;
+  bool goes_on_ = false;  // workers of the generation before have begun this round
   RoundReports reports_;
 };
 
@@ -74,7 +75,7 @@ SharedRound::SharedRound(Setting setting)
   open();
 }
 
-// All share the weights, the state and the buffers that the job has.
+// All share the weights, the state and the buffers that the job has, or those of a round that goes on.
 void SharedRound::open() {
   const torch::NoGradGuard no_grad;
   its_.model.open_round();
@@ -82,7 +83,10 @@ void SharedRound::open() {
   const auto turn = course_.now();
   for (const torch::Tensor& state : its_.model.state_after())
     memory_.states.push_back(static_cast<std::byte*>(state.data_ptr()));
-  if (!course_.open()) return;
+  const Course::Opened opened = course_.open(its_.model.steps());
+  goes_on_ = opened == Course::Opened::kGoesOn;
+  if (opened != Course::Opened::kNew) return;
+  course_.broken() = true;
   book_.clear();
   for (std::size_t entry = 0; entry < weights_.size(); ++entry)
     weights_[entry].copy_(trained_.parameter(entry));
@@ -90,6 +94,7 @@ void SharedRound::open() {
   const auto state = its_.model.state_after();
   for (std::size_t i = 0; i < state.size(); ++i) state[i].copy_(before[i]);
   give_buffers(replica::pack(trained_.model->model().buffers));
+  course_.broken() = false;
 }
 
 void SharedRound::take_all() {
@@ -212,6 +217,7 @@ AsynchronousRound::Ended SharedRound::end() {
   }
   const auto turn = turn_when([&] { return book_.is_complete(); });
   take_all();
+  if (goes_on_) reports_.lose();  // nobody has what the dead have reported
   return {book_.loss(), book_.order(), std::move(reports_)};
 }
 
