@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <random>
 #include <sstream>
 
 #include "base/environment.h"
@@ -24,6 +23,7 @@
 #include "control/launch/meeting.h"
 #include "control/launch/preparation.h"
 #include "control/rendezvous/secret.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {
@@ -49,9 +49,8 @@ std::string host_in(const std::string& name) {
 }
 
 std::string meeting_point(const std::vector<HostSpec>& hosts) {
-  std::random_device random;
-  const int port = std::uniform_int_distribution(kFirstPort, kLastPort)(random);
   const std::string host = host_in(hosts.front().name);
+  const int port = random_port(host, kFirstPort, kLastPort);
   const bool bare_v6 = host.find(':') != std::string::npos && host.front() != '[';
   return bare_v6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
 }

@@ -17,6 +17,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -319,6 +320,22 @@ base::Fd try_tcp(const Address& address, Deadline deadline, std::string& problem
 }
 
 }  // namespace
+
+int random_port(const std::string& host, int first, int last) {
+  constexpr int kTries = 8;
+  std::random_device random;
+  std::uniform_int_distribution ports(first, last);
+  int port = ports(random);
+  for (int i = 1; i < kTries; ++i) {
+    try {
+      listen_tcp(host, static_cast<std::uint16_t>(port));
+      break;
+    } catch (const BadInput&) {
+      port = ports(random);
+    }
+  }
+  return port;
+}
 
 base::Fd try_connect(const Address& address, Deadline deadline, std::string& problem) {
   if (address.kind == Address::Kind::kUnix) return try_unix(address.host, deadline, problem);

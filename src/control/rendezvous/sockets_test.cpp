@@ -6,6 +6,8 @@
 #include <netdb.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace lockstep::control {
 namespace {
 
@@ -44,6 +46,13 @@ TEST(ListenerTest, AnInterfaceIsListenedOnByNameOrByAddress) {
 TEST(ListenerTest, ATakenPortIsBadInputThatSaysSo) {
   const Listener first = listen_tcp("lo", 0);
   EXPECT_THAT(refusal("lo", first.address.port), HasSubstr("choose another port"));
+}
+
+TEST(ListenerTest, ARandomPortIsNotOneThatIsTaken) {
+  const Listener taken = listen_tcp("127.0.0.1", 0);
+  const int first = taken.address.port;
+  for (int i = 0; i < 100; ++i)
+    EXPECT_NE(random_port("127.0.0.1", first, std::min(first + 4, 65535)), first);
 }
 
 TEST(ListenerTest, EveryInterfaceAtOnceIsRefused) {
