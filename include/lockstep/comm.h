@@ -144,9 +144,9 @@ class Comm {
 
   // Every worker passes one slice of `data` to each worker, itself included: slice t goes to worker
   // t, and slice f of `result` comes from worker f. The slice from worker f to worker t has
-  // counts[f * size() + t] elements, which may be 0. All workers pass the same list. Without counts
-  // all slices of all workers have data.count / size() elements; a remainder is BadInput. `data`
-  // and `result` have one dtype and one device, and do not overlap.
+  // counts[f * size() + t] elements, which may be 0. All workers pass the same list, or none.
+  // Without counts all slices of all workers have data.count / size() elements; a remainder is
+  // BadInput. `data` and `result` have one dtype and one device, and do not overlap.
   Work all_to_all(Buffer data, Buffer result, const std::vector<std::size_t>& counts = {});
 
   Work broadcast(Buffer data, int root);
@@ -223,7 +223,7 @@ class [[nodiscard]] CallName {
 Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options = {});
 
 // A Comm of one worker. Every collective returns at once, so code for many workers needs no branch.
-Comm connect_alone();
+Comm connect_alone(const CommOptions& options = {});
 
 // One engine that Lockstep knows, and whether this build has it.
 struct EngineInfo {

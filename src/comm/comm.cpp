@@ -113,10 +113,11 @@ PairSlices slices_of(std::vector<std::size_t> counts, const Buffer& data, const 
   const std::size_t outgoing = slices.data_of(group.rank).total();
   const std::size_t incoming = slices.result_of(group.rank).total();
   if (outgoing != data.count || incoming != result.count) {
-    throw BadInput(fmt::format(
-        "rank {} gives {} elements and gets {} by the counts of an all_to_all, but its data has {} "
-        "and its result {}",
-        group.rank, outgoing, incoming, data.count, result.count));
+    throw BadInput(
+        fmt::format("rank {} gives {} elements and gets {} in an all_to_all, but its data has {} "
+                    "and its result "
+                    "{}",
+                    group.rank, outgoing, incoming, data.count, result.count));
   }
   return slices;
 }
@@ -132,7 +133,7 @@ void require_apart(const Buffer& data, const Buffer& result) {
     throw BadInput("data and result of an all_to_all must not overlap");
 }
 
-// Every slice as long as this worker's own gets the values of that.
+// This worker speaks for workers that have ended: their slices of the same length get its values.
 void say_for_all(const Cut& cut, const Buffer& data, const Buffer& own) {
   for (int worker = 0; worker < static_cast<int>(cut.counts().size()); ++worker) {
     const Buffer slice = cut.of(data, worker);

@@ -258,8 +258,8 @@ void comm::Inside::enter(const Comm& comm, std::uint8_t kind, std::shared_ptr<Sh
   book_of(comm).add({comm.channel_->group().id, kind, std::move(arena)});
 }
 
-Comm connect_alone() {
-  return Comm(comm::Channel::of_world(comm::make_thread_links(1)[0], {}));
+Comm connect_alone(const CommOptions& options) {
+  return Comm(comm::Channel::of_world(comm::make_thread_links(1)[0], options));
 }
 
 }  // namespace lockstep

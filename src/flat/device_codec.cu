@@ -299,7 +299,7 @@ struct OneBitFormat {
     const auto byte = static_cast<std::uint32_t>(bytes[sizeof(Means) + first_element() / kBits]);
     for (unsigned i = 0; i < kEach; ++i) {
       const bool is_negative = ((byte >> (first_element() % kBits + i)) & 1U) != 0;
-      // Nothing lies behind the last element, but a bit says that nothing is negative.
+      // Bits behind the last element are 0, which would read as positive.
       if (first_element() + i < block.count)
         four.at[i] = is_negative ? means.negative : means.positive;
     }

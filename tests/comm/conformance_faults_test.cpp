@@ -231,6 +231,10 @@ std::vector<Disagreement> disagreements() {
        }},
       {"large slices against small", all_to_all(24'000), all_to_all(9)},
       {"small slices", all_to_all(9), all_to_all(12)},
+      {"counts of small slices", all_to_all(9),
+       [](Comm& comm, Buffer data) {
+         return comm.all_to_all(data.slice(0, 9), data.slice(9, 9), {9, 0, 0, 0, 9, 0, 0, 0, 9});
+       }},
       {"small gather", all_to_all(9),
        [](Comm& comm, Buffer data) { return comm.all_gather(data.slice(0, 9)); }},
       {"ring size", reduce({.algorithm = Algorithm::kRing}),

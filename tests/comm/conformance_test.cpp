@@ -217,6 +217,25 @@ TEST_P(Conformance, AllToAllBringsEachSliceFromItsSenderToItsReceiver) {
   }
 }
 
+// Ranks of a split are not those of the world.
+TEST_P(Conformance, AllToAllOfASplitAndOfAChannelGoesByItsRanks) {
+  for (const std::size_t count : {3UL, 9000UL}) {
+    const auto counts = uneven_counts(3, count);
+    const AllToAll<float> all(3, counts);
+    run_all(world(4), [&](Comm& comm) {
+      Comm part = comm.split(comm.rank() == 2 ? std::vector<int>{2} : std::vector<int>{3, 0, 1});
+      if (comm.rank() == 2) return;
+      Comm channel = part.channel(7);
+      for (Comm* const each : {&part, &channel}) {
+        auto data = all.data[each->rank()];
+        std::vector<float> result(all.results[each->rank()].size());
+        each->all_to_all(buffer_of(data), buffer_of(result), counts).wait();
+        EXPECT_TRUE(same_bits(result, all.results[each->rank()])) << count;
+      }
+    });
+  }
+}
+
 TEST_P(Conformance, SlicesOfAnAllToAllMayAllBeEmptyButSome) {
   for (const std::size_t count : {20UL, 9000UL}) {
     for (const std::vector<std::size_t>& counts : std::vector<std::vector<std::size_t>>{

@@ -303,7 +303,30 @@ TEST(LocalStepsLoop, EndsAfterTheNextRoundIfItIsToldToStop) {
   });
 }
 
-// Autocast keeps cast weights until its scope ends, and each step of a round changes weights.
+// Autocast keeps cast weights until its scope ends: also when a program evaluates between two rounds, or steps.
+TEST(LocalStepsLoop, AnEvaluationUnderAutocastHasTheWeightsOfAllShards) {
+  const WithoutOneDnn without_onednn;
+  for (const std::int64_t length : {1, 3}) {
+    World world = World::over(connect_alone());
+    const How how{.local = LocalSteps::sgd(length)};
+    Job job(world, options_of(how));
+    One one(world, how.model);
+    const Autocast around(torch::kCPU, torch::kBFloat16);
+    Step step(job, "train", {&one.optimizer}, one.loss());
+    std::vector<std::int64_t> sizes = shape_of(how.model).sample;
+    sizes.insert(sizes.begin(), 1);
+    const torch::Tensor input = torch::ones(sizes);
+    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = kSteps})) {
+      step(batch);
+      const torch::NoGradGuard no_grad;
+      const torch::Tensor found = one.net->forward(input);
+      at::autocast::clear_cache();
+      EXPECT_TRUE(torch::equal(found, one.net->forward(input))) << "step " << batch.step();
+    }
+  }
+}
+
+// Each step of a round changes weights.
 TEST(LocalStepsLoop, AutocastAroundItIsThatInTheLoss) {
   const WithoutOneDnn without_onednn;
   const auto hash = [](bool around) {

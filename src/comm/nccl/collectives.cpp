@@ -204,8 +204,8 @@ void reduce_native(Communicator& communicator, const DeviceTask& task, WaitCheck
     communicator.sum({{part.data}, {0}, part.data, part.count, task.fold});
 }
 
-// One group with one send and one receive for each peer, as many as a short hand_out() has. There is
-// no memory for operands to be bounded, so one stretch takes any number of bytes.
+// One group, with a send and a receive for each peer. It needs no scratch memory, so it is not cut
+// into stretches.
 void all_to_all(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   const int rank = communicator.rank();
   const PairSlices slices(task.counts, communicator.size());

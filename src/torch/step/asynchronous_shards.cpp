@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -34,7 +35,8 @@ class AsynchronousShards : public HostRunner {
 
   void run(Turns& turns) override;
   void end_step() override;
-  // These wait for a GPU: the losses of a round are there before, but not its reduction and its update.
+  // These wait for a GPU. The next round uses the same memory of the host, so the reduction of this one, in which workers meet, must
+  // have ended.
   std::optional<PhaseResult::Local> known() override;
   std::map<int, double> losses(Deadline deadline) override;
   const ShardCounts& counts() const override { return training_.counts(); }
@@ -202,6 +204,21 @@ std::map<int, double> AsynchronousShards::losses(Deadline deadline) {
 }
 
 }  // namespace
+
+void RoundReports::add(const std::string& name, double sum, double weight) {
+  if (!reported_.insert(name).second)
+    throw BadInput("the metric " + name + " was reported twice in one step");
+  sums_[name].sum += sum;
+  sums_[name].weight += weight;
+}
+
+void RoundReports::hand_on(Reports& to) const {
+  for (const auto& [name, report] : sums_) to.add(name, report.sum, report.weight);
+}
+
+void RoundReports::lose() {
+  for (auto& [name, report] : sums_) report.sum = std::numeric_limits<double>::quiet_NaN();
+}
 
 void give_up_round(Comm& comm, const std::string& what) {
   const Timeout error(

@@ -56,7 +56,7 @@ void DeviceRoundModel::wait() {
   done.wait(Deadline::after(timeout_));
 }
 
-// The copies of the last call may be under way only if no gradient was asked for since.
+// A round that was broken off may have left copies under way.
 void DeviceRoundModel::show(const std::byte* weights, const std::vector<std::byte>& buffers) {
   const torch::NoGradGuard no_grad;
   shown_.wait(Deadline::after(timeout_));

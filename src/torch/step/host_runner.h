@@ -47,24 +47,6 @@ class HostRunner : public ShardRunner {
   ShardCounts counts_;
 };
 
-// What a shard of a round has reported in its steps, added up. (local_shards.cpp)
-class RoundReports : public Reports {
- public:
-  void add(const std::string& name, const torch::Tensor& sum,
-           const torch::Tensor& weight) override {
-    add(name, sum.item<double>(), weight.item<double>());
-  }
-  void add(const std::string& name, double sum, double weight) override;
-  void next_step() { reported_.clear(); }
-  void hand_on(Reports& to) const;
-  // Some of what was reported is not known any more: sums are NaN.
-  void lose();
-
- private:
-  std::map<std::string, PhaseResult::Report> sums_;
-  std::set<std::string> reported_;  // in this step
-};
-
 // The backward pass of a shard's round. What it has changed is its gradient: what the round began with, less what the inner model
 // has now; or, if a fragment is exchanged while the round trains, less what the shard had then. It is seeded with the shard's
 // weight, as other shards do. (local_shards.cpp)

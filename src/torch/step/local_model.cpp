@@ -90,6 +90,11 @@ std::vector<NamedTensor> clones(const std::vector<NamedTensor>& tensors) {
   return all;
 }
 
+// A world of this worker, with the patience of the other one.
+World alone_beside(World& world) {
+  return World::over(connect_alone({.timeout = world.comm().timeout()}), world.device());
+}
+
 // Whether a job may have workers that share no memory: now, or when another host joins.
 bool may_share_nothing(World& world) {
   const std::string& engine = world.comm().engine();
@@ -120,7 +125,7 @@ LocalModel::LocalModel(World& world, optim::Optimizer& given, const LocalSteps& 
     : inner_(given),
       rule_(rule),
       shards_(shards),
-      alone_(World::over(connect_alone(), world.device())),
+      alone_(alone_beside(world)),
       steps_(given.steps()) {
   for (const NamedTensor& named : inside_of(inner_).model().trained) trained_.push_back(named);
   if (rule_.state == LocalState::kReset) first_ = clones(inner_.state());
@@ -213,7 +218,7 @@ void LocalModel::rebind(World& world) {
         "shards keep state of local steps that only their workers have: the job goes to other "
         "workers by its checkpoint");
   }
-  alone_ = World::over(connect_alone(), world.device());
+  alone_ = alone_beside(world);
   take_memory();
   take_course(world);
   go_alone();

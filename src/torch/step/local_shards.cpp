@@ -12,7 +12,6 @@
 // more memory than one, but for the state that is kept. On a GPU a round is queued as a whole, and the host does not wait in it.
 #include <torch/torch.h>
 
-#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -125,8 +124,7 @@ void LocalShards::end_step() {
   running_ = false;
 }
 
-// A norm that was not finite ends the job here. While the next round is under way, asking would wait for its steps; those
-// find it.
+// A norm that was not finite ends the job here. During the next round asking would wait for its steps. Then those steps report it.
 PhaseResult::Local LocalShards::bring(Deadline deadline) {
   PhaseResult::Local local = numbers_->bring(deadline);
   for (const auto& model : work_.locals)
@@ -146,21 +144,6 @@ LocalModel::Difference difference_of(const ShardWork& work, const Turns& turns, 
 }
 
 }  // namespace
-
-void RoundReports::add(const std::string& name, double sum, double weight) {
-  if (!reported_.insert(name).second)
-    throw BadInput("the metric " + name + " was reported twice in one step");
-  sums_[name].sum += sum;
-  sums_[name].weight += weight;
-}
-
-void RoundReports::hand_on(Reports& to) const {
-  for (const auto& [name, report] : sums_) to.add(name, report.sum, report.weight);
-}
-
-void RoundReports::lose() {
-  for (auto& [name, report] : sums_) report.sum = std::numeric_limits<double>::quiet_NaN();
-}
 
 void hand_over(const ShardWork& work, Turns& turns, const Turn& whole) {
   for (const auto& local : work.locals) local->announce();

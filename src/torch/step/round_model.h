@@ -18,18 +18,19 @@ namespace lockstep::steps {
 // A tensor of the host like another one, in memory that begins there. Dense, even if the other is not.
 torch::Tensor tensor_at(std::byte* first, const torch::Tensor& like);
 
-// What a backward pass has left: on the host, with the layout of the model; and buffers, packed. The memory is that of a RoundModel,
-// until it gets other weights or its gradients are cleared.
+// What a backward pass has left: on the host, with the layout of the model; and buffers, packed. The memory is a RoundModel's, and
+// is valid until that gets other weights or its gradients are cleared.
 struct RoundGradient {
   const std::byte* values = nullptr;
   const std::byte* weights = nullptr;  // that the pass began with
   std::vector<std::byte> buffers;
 };
 
-// Of one model.
+// The model that a worker computes gradients with.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
-// Blocking:  on a GPU all but counts(): until it has done what was queued before; at most the timeout.
+// Blocking:  on a GPU, at most the timeout: wait() and gradient(), until it has done what was queued; show(), until the copies of
+//            its last call are done.
 // Failure:   on a GPU Timeout, and Unavailable when the device fails.
 // Ownership: borrows the model, which outlives it.
 class RoundModel {

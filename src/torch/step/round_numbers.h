@@ -39,7 +39,7 @@ class RoundNumbers : public Reports {
 
   // Names of metrics so far.
   const std::set<std::string>& metrics() const { return metrics_; }
-  // Of the last round that has ended. known(): nothing if bring() has to wait for a GPU.
+  // What the last round that has ended gave. known(): nothing if bring() has to wait for a GPU.
   virtual std::optional<PhaseResult::Local> known() = 0;
   virtual PhaseResult::Local bring(Deadline deadline) = 0;
   // The weighted losses of the round under way, by shard.
@@ -65,7 +65,7 @@ class RoundNumbers : public Reports {
   using Round = std::vector<OfShard>;
 
   virtual void add_to(Sum& to, const torch::Tensor& value, double times) = 0;
-  // Of numbers that are here.
+  // All numbers must be here.
   static PhaseResult::Local read(const Round& round);
 
   Round round_;  // under way

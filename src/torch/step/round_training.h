@@ -27,7 +27,7 @@ struct RoundMemory {
       states;  // of the optimizer: by memory, then by entry, where the entry begins
 };
 
-// Of one model. Its passes run where the model is; updates are computed on the host.
+// Trains one model. Its passes run where the model is; updates are computed on the host.
 //
 // Threads:   add() and apply() may be called by another thread than the rest, one caller at a time each. A program's loss may look
 //            at its optimizer meanwhile.

@@ -87,7 +87,8 @@ void run_in_order(Turns& turns, const RunOne& run_one) {
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
 // Blocking:  run(), until forward and backward have run; on a GPU until they are queued. ShardsInStep waits for other
-//            workers there, and in known() until a GPU has run the step. AsynchronousShards wait for a round, also on a GPU. bring() waits for that, too.
+//            workers there, and in known() until a GPU has run the step; bring() waits for that, too. AsynchronousShards wait
+//            for the whole round in run(), also on a GPU.
 // Failure:   what the loss throws; BadInput, with step and shard, for what LibTorch refuses.
 // Ownership: the StepRun owns it; it borrows the models.
 class ShardRunner {

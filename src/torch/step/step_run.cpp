@@ -171,7 +171,7 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
     end_buffers(phase);
     update(phase, sources);
   });
-  runner_->end_step();
+  end_shards();
   return true;
 }
 
@@ -274,7 +274,7 @@ void StepRun::complete() {
   for (ModelStep* const model : models_) model->complete(skips_);
   loop_.keep_buffers(loop_.packed_buffers());
   end_update();
-  runner_->end_step();
+  end_shards();
 }
 
 void StepRun::take_over(const Phase& phase) {
@@ -459,6 +459,12 @@ void StepRun::run_shards(const Phase& phase, Weights& weights) {
   PhaseTurns turns(*this, phase, weights);
   runner_->run(turns);
   turns.all_given();
+}
+
+// Weights have changed: what autocast has cast of the old ones is not for an evaluation.
+void StepRun::end_shards() {
+  runner_->end_step();
+  forget_cast_weights();
 }
 
 // The names that a shard of any worker has reported in the first call.

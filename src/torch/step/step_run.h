@@ -111,6 +111,7 @@ class StepRun {
   bool measures(std::int64_t step) const;
   class PhaseTurns;
   void run_shards(const Phase& phase, Weights& weights);
+  void end_shards();
   void end_buffers(const Phase& phase);
   void update(const Phase& phase, const std::vector<optim::GradientSource>& sources);
   void write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal);

@@ -1,4 +1,4 @@
-// A worker of gpu_jobs.sh and gpu_busy.sh. Without arguments: trains, and on rank 1 asks for more memory than there is in
+// A worker of the scripts beside it (gpu_*.sh). Without arguments: trains, and on rank 1 asks for more memory than there is in
 // the sixth step.
 // With "parts": a loop of its own with LibTorch's optimizer, which has another learning rate on rank 1.
 // With "norms": one SyncBatchNorm, beside LibTorch's on the batches of all workers; says how far they are apart. With a

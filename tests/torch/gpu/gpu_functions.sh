@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts of jobs on a GPU share. They have set lockstep, work (a folder) and, before same(), job. DEVICE=cpu tries
+# What the scripts of jobs on a GPU share. They have set lockstep, work (a folder) and job. DEVICE=cpu tries
 # a script itself.
 device=(--device "${DEVICE:-cuda}")
 [ "${DEVICE:-cuda}" = cpu ] || device+=(--share-gpus)
@@ -18,4 +18,12 @@ same() {
   shift
   for other in "$@"; do [ "$first" = "$other" ] || fail "$job: other bits:" "$first" "$@"; done
   echo "$job: ${first:0:16} $# times"
+}
+# actor_hash KINDS WORKERS PROGRAM…: of the hashes that a program prints, one for each kind of job.
+actor_hash() {
+  LOCKSTEP_SHARE_GPUS=1 timeout 200 "$lockstep" run -n "$2" --device "${DEVICE:-cuda}" -- "${@:3}" >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; fail "$job, $2 workers: failed"; }
+  grep -o '[a-z-]* [0-9a-f]\{64\}$' "$work/log" | sort -u >"$work/hashes"
+  [ "$(wc -l <"$work/hashes")" = "$1" ] || { cat "$work/log" >&2; fail "$job, $2 workers: not one hash for each kind"; }
+  sha256sum <"$work/hashes" | cut -d ' ' -f 1
 }

@@ -12,13 +12,7 @@ printf '%s ' the quick brown fox jumps over a lazy dog {1..4000} >"$work/text"
 
 # Rounds of local steps, in which each shard trains by itself. Programs' loops first, a job of each kind: they also go on in
 # the middle, on another number of workers.
-local_hash() {
-  LOCKSTEP_SHARE_GPUS=1 timeout 150 "$lockstep" run -n "$1" --device cuda -- "$actor" local "${@:2}" >"$work/log" 2>&1 ||
-    { cat "$work/log" >&2; fail "local steps on $1 workers failed"; }
-  grep -o '[a-z-]* [0-9a-f]\{64\}$' "$work/log" | sort -u >"$work/hashes$1"
-  [ "$(wc -l <"$work/hashes$1")" = 9 ] || { cat "$work/log" >&2; fail "local steps: not one hash for each kind"; }
-  sha256sum <"$work/hashes$1" | cut -d ' ' -f 1
-}
+local_hash() { actor_hash 9 "$1" "$actor" local "${@:2}"; }
 job="own loop, local steps"
 rm -rf "$work/rounds"
 mkdir "$work/rounds"

@@ -1,5 +1,5 @@
-// Local and asynchronous steps on a real GPU, beside plain LibTorch's and the CPU's: `make test-gpu` runs it. gpu_jobs.sh has them on several
-// workers.
+// Local and asynchronous steps on a real GPU, beside plain LibTorch's and the CPU's: `make test-gpu` runs it.
+// gpu_local_steps.sh and gpu_asynchronous.sh have them on several workers.
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
