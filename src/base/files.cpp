@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <cstring>
 #include <memory>
 
 namespace lockstep::base {
@@ -20,6 +21,22 @@ bool exists(const std::string& path) {
 bool is_directory(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+std::string why_not_writable(const std::string& path) {
+  if (path == "-") return "give the name of a file";
+  struct stat status {};
+  const bool is_there = ::stat(path.c_str(), &status) == 0;
+  const int error = errno;
+  if (is_there && S_ISDIR(status.st_mode)) return "it is a directory";
+  const std::string folder = parent_path(path);
+  if (!is_directory(folder)) return "there is no directory " + folder;
+  if (is_there && !S_ISREG(status.st_mode)) return "it is not a regular file";
+  if (!is_there && error != ENOENT)
+    return std::string("cannot write there: ") + std::strerror(error);
+  if (::access(folder.c_str(), W_OK) != 0)
+    return std::string("cannot write there: ") + std::strerror(errno);
+  return "";
 }
 
 bool make_directories(const std::string& path) {

@@ -11,6 +11,9 @@ namespace lockstep::base {
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
 
+// Why a file of that name can surely not be written; empty if it may be.
+std::string why_not_writable(const std::string& path);
+
 // Makes a directory and those above it; true if it is there in the end. errno says why not.
 bool make_directories(const std::string& path);
 

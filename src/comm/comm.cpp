@@ -96,13 +96,17 @@ Cut cut_of(const std::vector<std::size_t>& counts, const Buffer& data, int worke
 PairSlices slices_of(std::vector<std::size_t> counts, const Buffer& data, const Buffer& result,
                      const comm::Group& group) {
   const auto workers = static_cast<std::size_t>(group.size());
-  if (counts.empty() && data.count % workers == 0)
+  if (counts.empty()) {
+    if (data.count % workers != 0)
+      throw BadInput(fmt::format(
+          "{} elements cannot be cut into {} equal slices for an all_to_all: pass counts",
+          data.count, workers));
     counts.assign(workers * workers, data.count / workers);
+  }
   if (counts.size() != workers * workers) {
     throw BadInput(fmt::format(
-        "{} counts cannot cut {} elements for an all_to_all of {} workers: pass one count for each "
-        "pair of workers, or none if the elements can be cut into equal slices",
-        counts.size(), data.count, workers));
+        "{} counts for an all_to_all of {} workers: pass one for each pair of workers, or none",
+        counts.size(), workers));
   }
   std::size_t left = std::numeric_limits<std::size_t>::max() / size_of(data.dtype);
   for (const std::size_t count : counts) {

@@ -21,6 +21,11 @@ constexpr std::int64_t kMostAsynchronousSteps = 1 << 20;  // the order of a roun
 
 void check_asynchronous(const LocalSteps& local) {
   const Asynchronous& rule = *local.asynchronous;
+  if (local.stages.empty()) {
+    throw BadInput(
+        "asynchronous steps without rounds: LocalSteps::stale() and with_backups() say how long a "
+        "round is; for 0 they are the synchronous step, without asynchronous");
+  }
   if (rule.backups < 0 || rule.backups > kMostBackups)
     throw BadInput(fmt::format("{} backup shards: give 0 to {}", rule.backups, kMostBackups));
   if (rule.backups > 0 &&
@@ -66,9 +71,9 @@ void check(const LocalSteps& local) {
   for (std::size_t i = 0; i < stages.size(); ++i) {
     if (stages[i].steps < 1 || stages[i].steps > kMostSteps) {
       throw BadInput(
-          fmt::format("a round of {} local steps: 1 or more make a round; without local steps "
+          fmt::format("a round of {} steps: give 1 to {}; for a step in which all workers meet "
                       "leave the option out",
-                      stages[i].steps));
+                      stages[i].steps, kMostSteps));
     }
     if (i == 0 ? stages[i].from != 0 : stages[i].from <= stages[i - 1].from) {
       throw BadInput(

@@ -112,8 +112,8 @@ std::string refused(const LocalSteps& local) {
 }
 
 TEST(Rounds, OptionsThatMakeNoSenseAreRefused) {
-  EXPECT_THAT(refused(LocalSteps::sgd(0)), HasSubstr("a round of 0 local steps"));
-  EXPECT_THAT(refused(LocalSteps::sgd(-3)), HasSubstr("a round of -3 local steps"));
+  EXPECT_THAT(refused(LocalSteps::sgd(0)), HasSubstr("a round of 0 steps"));
+  EXPECT_THAT(refused(LocalSteps::sgd(-3)), HasSubstr("a round of -3 steps: give 1 to"));
   EXPECT_THAT(refused({.stages = {{1, 4}}}), HasSubstr("begin with step 0"));
   EXPECT_THAT(refused({.stages = {{0, 4}, {8, 2}, {8, 3}}}),
               HasSubstr("later than the one before"));
@@ -147,6 +147,9 @@ TEST(Rounds, AsynchronousRoundsSaySo) {
   EXPECT_EQ(to_string(LocalSteps::with_backups(1, 20)),
             "all shards but the last 1, rounds of 20 steps from step 0");
   EXPECT_FALSE(LocalSteps::with_backups(0).enabled());
+  LocalSteps endless;
+  endless.asynchronous.emplace();
+  EXPECT_THAT(refused(endless), HasSubstr("asynchronous steps without rounds"));
 }
 
 TEST(Rounds, NumbersThatMakeNoAsynchronousRoundAreRefused) {

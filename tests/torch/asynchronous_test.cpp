@@ -388,6 +388,8 @@ TEST(AsynchronousOptions, WhatMakesNoSenseIsRefusedByName) {
   how.local.asynchronous->staleness = -3;
   EXPECT_THAT(refused(how), HasSubstr("a staleness of -3"));
   EXPECT_THAT(refused({.local = LocalSteps::with_backups(4)}), HasSubstr("4 backups of 4 shards"));
+  EXPECT_THAT(refused({.local = LocalSteps::stale(2, 1 << 19)}),
+              HasSubstr("a round of 524288 steps has 2097152 gradients of 4 shards"));
   how = kFreeJob;
   how.local.state = LocalState::kReset;
   EXPECT_THAT(refused(how), HasSubstr("one state"));

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,6 +86,24 @@ inline std::string trained(World& world, const LocalHow& how,
 inline std::string trained_alone(const LocalHow& how) {
   World world = World::over(connect_alone());
   return trained(world, how);
+}
+
+// Each of these jobs has one hash, and no two have the same.
+inline void expect_one_hash_each(const std::map<std::string, LocalHow>& kinds) {
+  std::set<std::string> all;
+  for (const auto& [name, how] : kinds) {
+    SCOPED_TRACE(name);
+    const std::string expected = trained_alone(how);
+    all.insert(expected);
+    for (const std::string& engine : cpu_engines()) {
+      for (const int workers : {2, 3, 4}) {
+        const auto body = [&how = how](World& world) { return trained(world, how); };
+        EXPECT_EQ(same_on_all(workers, engine, body), expected)
+            << workers << " workers, " << engine;
+      }
+    }
+  }
+  EXPECT_EQ(all.size(), kinds.size());
 }
 
 // The samples of each shard in each step, as a job gives them out.

@@ -52,20 +52,7 @@ std::map<std::string, How> kinds() {
 }
 
 TEST(StreamingJob, HasOneHashOnAnyNumberOfWorkersWithEveryEngine) {
-  std::set<std::string> all;
-  for (const auto& [name, how] : kinds()) {
-    SCOPED_TRACE(name);
-    const std::string expected = trained_alone(how);
-    all.insert(expected);
-    for (const std::string& engine : cpu_engines()) {
-      for (const int workers : {2, 3, 4}) {
-        EXPECT_EQ(same_on_all(workers, engine, [&](World& world) { return trained(world, how); }),
-                  expected)
-            << workers << " workers, " << engine;
-      }
-    }
-  }
-  EXPECT_EQ(all.size(), kinds().size());
+  expect_one_hash_each(kinds());
 }
 
 // The same by LibTorch alone.

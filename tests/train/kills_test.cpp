@@ -170,6 +170,16 @@ TEST_F(OwnLoop, ThatWasLeftTakesNoMemoryOfTheNextOne) {
   EXPECT_THAT(err_, Not(HasSubstr("from the memory of")));
 }
 
+// Nobody waits for a backup. So the others may have ended the round when they hear of a death, and then no task is left to report
+// anything.
+TEST_F(OwnLoop, WithBackupsKeepsItsMetricsWhenAWorkerDies) {
+  std::string faults;
+  for (int step = 1; step < 40; ++step)
+    if (step % 10 != 0) faults += fmt::format("kill@{}:1:backward,", step);
+  said_through(faults + "kill@40:1:forward", {"50", "backups"});
+  EXPECT_THAT(err_, HasSubstr("rank 1 was killed by SIGKILL"));
+}
+
 // A newcomer would begin with the first loop.
 TEST_F(OwnLoop, ThatIsNotTheFirstIsJoinedByNobody) {
   const std::string expected = said_through("", {"40", "two"});

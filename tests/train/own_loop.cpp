@@ -1,10 +1,11 @@
-// A job in a program's own loop, which knows nothing of signals:  own_loop DIRECTORY STEPS [rich|two]
+// A job in a program's own loop, which knows nothing of signals:  own_loop DIRECTORY STEPS [rich|two|…]
 //
 // rich: it asks for the loss of every step, has a schedule, and keeps an average of the weights.
 // two:  two loops, one after the other, with half of the steps each.
 // broken: two loops over all steps. The first is left by break after half of them; the second has another rate.
 // late: its leader has something to do behind the loop, and the others wait for a while.
 // wrong: it throws BadInput in step 10, and catches nothing.
+// backups: steps that wait for two of four shards, with a metric.
 #include <lockstep/lockstep.h>
 
 #include <chrono>
@@ -34,7 +35,12 @@ int main(int argc, char** argv) {
   const long long steps = std::atoll(argv[2]);
   torch::manual_seed(0);
   auto world = lockstep::join();
-  lockstep::Job job(world, {.global_batch = 16, .shards = 4, .seed = 7, .checkpoint = argv[1]});
+  const bool backups = kind == "backups";
+  lockstep::Job job(world, {.global_batch = 16,
+                            .shards = 4,
+                            .seed = 7,
+                            .local_steps = lockstep::LocalSteps::with_backups(backups ? 2 : 0, 10),
+                            .checkpoint = argv[1]});
   torch::nn::Linear net(16, 1);
   auto model = lockstep::data_parallel(net, world);
   lockstep::optim::SGD optimizer(model, {.lr = 0.01});
@@ -44,6 +50,7 @@ int main(int argc, char** argv) {
   lockstep::Step step(
       job, "train", {&optimizer},
       [&](const lockstep::Shard& shard) {
+        if (backups) shard.report("largest", shard.batch.target.max().item<double>(), 1);
         return torch::mse_loss(net->forward(shard.batch.data), shard.batch.target);
       },
       options);
@@ -60,7 +67,8 @@ int main(int argc, char** argv) {
   for (const auto& batch : job.batches(Numbers(), {.steps = steps})) {
     if (kind == "wrong" && batch.step() == 10) throw lockstep::BadInput("it is wrong");
     const lockstep::Outcome outcome = step(batch);
-    if (rich && !(outcome.loss() >= 0)) return 3;
+    if ((rich || backups) && !(outcome.loss() >= 0)) return 3;
+    if (backups && outcome.metric("largest") < 0) return 4;
     if (rich)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // newcomers need some time
     if (!world.leader() || batch.step() % 64 != 0) continue;

@@ -257,6 +257,8 @@ TEST_F(Train, RefusesWhatItCannotUnderstandBeforeItStartsAnything) {
   expect_refusal(finished({"--momentum", "1e999"}), "--momentum 1e999: give a finite number", 2);
   expect_refusal(finished({"--checkpoint", "/sys/run", "--quiet"}), "/sys/run: ", 2);
   expect_refusal(finished({"--report", path("none/report.json")}), "there is no directory", 2);
+  expect_refusal(finished({"--report", "/dev/full"}), "it is not a regular file", 2);
+  expect_refusal(finished({"--report", path(std::string(300, 'x'))}), "File name too long", 2);
   expect_refusal(finished({"--report", "-"}), "--report -: give the name of a file", 2);
   expect_refusal(finished({"--engine", "pigeon", "--quiet"}), "pigeon", 2);
 }

@@ -133,15 +133,8 @@ int run_with_report(control::RunOptions options, ReportPart part) {
 }
 
 void check_report_path(const std::string& option, const std::string& path) {
-  const std::string folder = base::parent_path(path);
-  const auto refuse = [&](const std::string& why) {
-    throw BadInput(fmt::format("{} {}: {}", option, path, why));
-  };
-  if (path == "-") refuse("give the name of a file");
-  if (base::is_directory(path)) refuse("it is a directory");
-  if (!base::is_directory(folder)) refuse("there is no directory " + folder);
-  if (::access(folder.c_str(), W_OK) != 0)
-    refuse(fmt::format("cannot write there: {}", std::strerror(errno)));
+  const std::string why = base::why_not_writable(path);
+  if (!why.empty()) throw BadInput(fmt::format("{} {}: {}", option, path, why));
 }
 
 }  // namespace lockstep::app

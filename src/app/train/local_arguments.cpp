@@ -100,7 +100,7 @@ LocalSteps stale_steps(const std::string& text) {
   const auto number = base::parse_number(text);
   if (text != "any" && (!number || *number < 0)) {
     throw BadInput(fmt::format(
-        "--staleness {}: give a number of steps, 0 or more, or any, for no bound", text));
+        "--staleness '{}': give a number of steps, 0 or more, or any, for no bound", text));
   }
   return LocalSteps::stale(number.value_or(Asynchronous::kUnbounded));
 }

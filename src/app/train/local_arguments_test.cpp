@@ -70,7 +70,7 @@ TEST(LocalArguments, SayFragments) {
 TEST(LocalArguments, WhatCannotBeUnderstoodIsRefusedInOneLine) {
   for (const std::string words : {"x", "8,", "1,16", "5:8", "1,2:3:4"})
     EXPECT_THAT(refused({"--local-steps=" + words}), HasSubstr("--local-steps")) << words;
-  EXPECT_THAT(refused({"--local-steps", "0"}), HasSubstr("a round of 0 local steps"));
+  EXPECT_THAT(refused({"--local-steps", "0"}), HasSubstr("a round of 0 steps"));
   EXPECT_THAT(refused({"--local-steps", "1,0:4"}), HasSubstr("later than the one before"));
   EXPECT_THAT(refused({"--local-steps", "4", "--outer", "adam"}), HasSubstr("choose mean"));
   EXPECT_THAT(refused({"--local-steps", "4", "--outer", "sgd:x"}), HasSubstr("'x' is no number"));

@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -38,22 +35,15 @@ void check_paths(const TrainArguments& arguments) {
   for (const auto& [option, path] :
        {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes},
         std::pair{"--order", order}}) {
-    const std::string folder = base::parent_path(path);
     if (path.empty()) continue;
-    if (path == "-") throw BadInput(fmt::format("{} -: give the name of a file", option));
-    if (base::is_directory(path))
-      throw BadInput(fmt::format("{} {}: it is a directory", option, path));
     if (path == arguments.data)
       throw BadInput(fmt::format("{} {}: that is the data", option, path));
     const std::string file = path.substr(path.rfind('/') + 1);
-    if (folder == arguments.checkpoint &&
+    if (base::parent_path(path) == arguments.checkpoint &&
         (file.starts_with("checkpoint.") || file.starts_with(formats::kCheckpointPrefix)))
       throw BadInput(fmt::format("{} {}: the job's own files have such names", option, path));
-    if (!base::is_directory(folder))
-      throw BadInput(fmt::format("{} {}: there is no directory {}", option, path, folder));
-    if (::access(folder.c_str(), W_OK) != 0)
-      throw BadInput(
-          fmt::format("{} {}: cannot write there: {}", option, path, std::strerror(errno)));
+    const std::string why = base::why_not_writable(path);
+    if (!why.empty()) throw BadInput(fmt::format("{} {}: {}", option, path, why));
   }
   if (!arguments.verify.empty() && !base::exists(arguments.verify))
     throw BadInput(fmt::format("--verify {}: there is no such file", arguments.verify));

@@ -95,7 +95,7 @@ class Block : public nn::Module {
 class Gpt : public Net {
  public:
   Gpt(const Size& size, std::int64_t vocabulary, std::int64_t context, double dropout)
-      : dropout_(dropout) {
+      : Net("gpt"), dropout_(dropout) {
     tokens_ = register_module("tokens", nn::Embedding(vocabulary, size.width));
     places_ = register_module("places", nn::Embedding(context, size.width));
     for (std::int64_t i = 0; i < size.layers; ++i) {

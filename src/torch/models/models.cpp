@@ -22,7 +22,7 @@ void want_images(const DataShape& shape, const char* model) {
 
 class Mlp : public Net {
  public:
-  Mlp(std::int64_t inputs, std::int64_t width, std::int64_t classes) {
+  Mlp(std::int64_t inputs, std::int64_t width, std::int64_t classes) : Net("mlp") {
     layers_ = register_module("layers", nn::Sequential());
     std::int64_t from = inputs;
     for (int i = 0; i < 3; ++i) {
@@ -40,7 +40,7 @@ class Mlp : public Net {
 
 class Cnn : public Net {
  public:
-  Cnn(const DataShape& shape, double dropout) : dropout_(dropout) {
+  Cnn(const DataShape& shape, double dropout) : Net("cnn"), dropout_(dropout) {
     const std::int64_t height = shape.sample[1] / 4;
     const std::int64_t width = shape.sample[2] / 4;
     if (height < 1 || width < 1) throw BadInput("cnn wants images of at least 4×4 pixels");
@@ -101,7 +101,7 @@ class BasicBlock : public nn::Module {
 
 class ResNet18 : public Net {
  public:
-  explicit ResNet18(const DataShape& shape) {
+  explicit ResNet18(const DataShape& shape) : Net("resnet18") {
     conv_ = register_module("conv", resnet_conv(shape.sample[0], 64, 3, 1));
     norm_ = register_module("norm", nn::BatchNorm2d(64));
     std::int64_t width = 64;

@@ -13,12 +13,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace lockstep::models {
 
 // From samples to logits, one row of classes for each target.
 class Net : public torch::nn::Module {
  public:
+  explicit Net(std::string name) : Module(std::move(name)) {}
   virtual torch::Tensor forward(torch::Tensor x) = 0;
 };
 

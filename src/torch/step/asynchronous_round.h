@@ -11,36 +11,16 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "plan/tasks.h"
-#include "torch/step/host_runner.h"
 #include "torch/step/local_model.h"
+#include "torch/step/round_reports.h"
 #include "torch/step/round_training.h"
 
 namespace lockstep::steps {
-
-// What the tasks of this worker have reported, added up.
-class RoundReports : public Reports {
- public:
-  void add(const std::string& name, const torch::Tensor& sum,
-           const torch::Tensor& weight) override {
-    add(name, sum.item<double>(), weight.item<double>());
-  }
-  void add(const std::string& name, double sum, double weight) override;
-  void next_step() { reported_.clear(); }
-  void hand_on(Reports& to) const;
-  // Some of what was reported is not known any more: sums are NaN.
-  void lose();
-
- private:
-  std::map<std::string, PhaseResult::Report> sums_;
-  std::set<std::string> reported_;  // in this step
-};
 
 // One worker's part of one round.
 //

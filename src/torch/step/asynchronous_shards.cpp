@@ -9,7 +9,6 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -204,21 +203,6 @@ std::map<int, double> AsynchronousShards::losses(Deadline deadline) {
 }
 
 }  // namespace
-
-void RoundReports::add(const std::string& name, double sum, double weight) {
-  if (!reported_.insert(name).second)
-    throw BadInput("the metric " + name + " was reported twice in one step");
-  sums_[name].sum += sum;
-  sums_[name].weight += weight;
-}
-
-void RoundReports::hand_on(Reports& to) const {
-  for (const auto& [name, report] : sums_) to.add(name, report.sum, report.weight);
-}
-
-void RoundReports::lose() {
-  for (auto& [name, report] : sums_) report.sum = std::numeric_limits<double>::quiet_NaN();
-}
 
 void give_up_round(Comm& comm, const std::string& what) {
   const Timeout error(

@@ -57,6 +57,7 @@ Course::Course(Comm& host, const Shape& shape, const Before& before)
         updates_ = places.take(tasks * sizeof(plan::OrderedUpdate));
         return replica::FlatMemory(host, places.end(), replica::Copies::kPerHost);
       }()) {
+  if (before.course != nullptr) reports_ = before.course->reports_;
   if (before.course != nullptr && before.copies) {
     std::copy_n(before.course->weights(), memory_.bytes() - weights_, weights());
     head().rounds = 1;
@@ -106,8 +107,9 @@ Course::Turn Course::when(const Condition& condition, const std::function<void()
 }
 
 Course::Opened Course::open(std::int64_t steps) {
-  ++rounds_;
-  if (head().rounds == rounds_) return head().goes_on ? Opened::kGoesOn : Opened::kByAnother;
+  const bool goes_on = head().rounds == ++rounds_ && head().goes_on;
+  if (!goes_on) reports_ = {};
+  if (head().rounds == rounds_) return goes_on ? Opened::kGoesOn : Opened::kByAnother;
   head().rounds = rounds_;
   head().steps = steps;
   head().goes_on = false;

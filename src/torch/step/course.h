@@ -20,6 +20,7 @@
 
 #include "plan/tasks.h"
 #include "torch/replica/flat_memory.h"
+#include "torch/step/round_reports.h"
 
 namespace lockstep::steps {
 
@@ -78,6 +79,8 @@ class Course {
   bool is_whole(std::int64_t steps) const;
 
   std::int64_t updates() const;  // of the last round, so far
+  // What this worker's tasks of that round have reported.
+  RoundReports& reports() { return reports_; }
 
   std::byte* weights() const { return memory_.data() + weights_; }
   std::byte* buffers() const { return memory_.data() + buffers_; }
@@ -103,6 +106,7 @@ class Course {
   std::size_t updates_ = 0;  // their order
   replica::FlatMemory memory_;
   std::int64_t rounds_ = 0;  // that this worker has opened
+  RoundReports reports_;
 };
 
 }  // namespace lockstep::steps

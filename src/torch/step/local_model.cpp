@@ -48,6 +48,14 @@ void check(const optim::Optimizer& optimizer, const LocalSteps& rule, int shards
     refuse(fmt::format("{} fragments want a parameter each, and it trains {}", wanted,
                        trained.size()));
   if (!rule.asynchronous) return;
+  for (const auto& [from, steps] : rule.stages) {
+    constexpr std::int64_t kMostTasks = 1 << 20;
+    if (steps > kMostTasks / shards)
+      refuse(
+          fmt::format("a round of {} steps has {} gradients of {} shards, and at most {} are "
+                      "kept in order: give a shorter round",
+                      steps, steps * shards, shards, kMostTasks));
+  }
   if (rule.asynchronous->backups >= shards)
     refuse(fmt::format("{} backups of {} shard{}: at least one shard counts",
                        rule.asynchronous->backups, shards, shards == 1 ? "" : "s"));

@@ -56,7 +56,6 @@ class SharedRound : public AsynchronousRound {
   std::int64_t seen_ = 0;  // updates, by the task under way
   std::optional<Replay> replay_;
   bool goes_on_ = false;  // workers of the generation before have begun this round
-  RoundReports reports_;
 };
 
 SharedRound::SharedRound(Setting setting)
@@ -187,8 +186,8 @@ void SharedRound::apply(const Held& held) {
   course_.broken() = true;
   const plan::TaskBook::Effect effect = book_.enter(computed.task, held.seen, computed.loss);
   if (effect.counts) {
-    reports_.next_step();
-    computed.reports.hand_on(reports_);
+    course_.reports().next_step();
+    computed.reports.hand_on(course_.reports());
     if (effect.adds)
       its_.training.add(memory_, its_.training.all_pieces(), computed.gradient.values,
                         computed.loss.samples, effect.first);
@@ -217,8 +216,8 @@ AsynchronousRound::Ended SharedRound::end() {
   }
   const auto turn = turn_when([&] { return book_.is_complete(); });
   take_all();
-  if (goes_on_) reports_.lose();  // nobody has what the dead have reported
-  return {book_.loss(), book_.order(), std::move(reports_)};
+  if (goes_on_) course_.reports().lose();  // nobody has what the dead have reported
+  return {book_.loss(), book_.order(), course_.reports()};
 }
 
 }  // namespace

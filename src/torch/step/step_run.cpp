@@ -467,15 +467,18 @@ void StepRun::end_shards() {
   forget_cast_weights();
 }
 
-// The names that a shard of any worker has reported in the first call.
+// The names that a shard of any worker has reported in the first call. A round that goes on may have no task left to report
+// anything.
 void StepRun::agree_on_metrics() {
-  std::set<std::string> names;
-  const std::string mine = fmt::format("{}", fmt::join(runner_->metrics(), "\n"));
+  std::set<std::string> names = core_.metrics_before;
+  names.insert(runner_->metrics().begin(), runner_->metrics().end());
+  const std::string mine = fmt::format("{}", fmt::join(names, "\n"));
   for (const std::string& theirs : control::gather_text(loop_.generation().control, mine)) {
     std::istringstream lines(theirs);
     for (std::string name; std::getline(lines, name);) names.insert(name);
   }
   core_.metrics.emplace(names.begin(), names.end());
+  core_.metrics_before = std::move(names);
 }
 
 // A function of the plan: a step needs all of its shards that have samples, but so many, and one at least.

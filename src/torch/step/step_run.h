@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ class StepCore {
   // With local steps, by optimizer that the program gave: `optimizers` are the outer ones then.
   std::vector<std::shared_ptr<LocalModel>> locals = {};
   std::optional<std::vector<std::string>> metrics = {};  // sorted names; known after the first call
+  std::set<std::string> metrics_before = {};             // of generations before
   std::shared_ptr<NoiseRecord> noise = {};               // null: gradients are not measured
 };
 
