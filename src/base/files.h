@@ -11,7 +11,7 @@ namespace lockstep::base {
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
 
-// Why a file of that name can surely not be written; empty if it may be.
+// Why no file of that name can be written; empty if one may be.
 std::string why_not_writable(const std::string& path);
 
 // Makes a directory and those above it; true if it is there in the end. errno says why not.

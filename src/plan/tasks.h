@@ -19,6 +19,9 @@
 
 namespace lockstep::plan {
 
+// Of a round: its book and its order are in memory.
+constexpr std::int64_t kMostTasks = 1 << 20;
+
 struct Task {
   std::int64_t step = 0;  // of the round, from 0 on
   int shard = 0;

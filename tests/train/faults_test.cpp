@@ -105,8 +105,7 @@ TEST_F(Faults, InARoundOfLocalStepsChangeNoBit) {
     for (const std::string where : {"4:1:forward", "6:0:small", "3:2:backward", "5:0:read"}) {
       if (where > "5:1" && !all) continue;
       EXPECT_EQ(hash_of("kill@" + where, local), expected) << where << ' ' << state;
-      EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again"))
-          << where;
+      EXPECT_THAT(said_, HasSubstr("with a round of 3 steps, which was begun again")) << where;
     }
     for (const std::string where : {"3:1:torn", "6:2:update", "9:1:written"}) {
       if (where > "5:1" && !all) continue;
@@ -125,7 +124,7 @@ TEST_F(Faults, InARoundThatExchangesAFragmentChangeNoBit) {
   for (const std::string where : {"4:1:forward", "6:0:small", "6:1:backward", "9:0:read"}) {
     if (where > "6:1" && !full_tests()) continue;
     EXPECT_EQ(hash_of("kill@" + where, local), expected) << where;
-    EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again")) << where;
+    EXPECT_THAT(said_, HasSubstr("with a round of 3 steps, which was begun again")) << where;
   }
   EXPECT_EQ(hash_of("kill@6:1:torn,kill@9:2:written", local), expected);
   EXPECT_THAT(said_, HasSubstr("which was finished"));
@@ -165,10 +164,9 @@ TEST_F(Faults, InARoundOfAsynchronousStepsTakeNoUpdateAway) {
     };
     const std::string expected = hash_of(in_round(1), recorded);
     if (where == "update") {
-      EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again"));
+      EXPECT_THAT(said_, HasSubstr("with a round of 3 steps, which was begun again"));
     } else {
-      EXPECT_THAT(said_, ContainsRegex("round of 3 local steps, which goes on after [1-9]"))
-          << where;
+      EXPECT_THAT(said_, ContainsRegex("round of 3 steps, which goes on after [1-9]")) << where;
     }
     EXPECT_EQ(hash_of("", replayed), expected) << where;
     EXPECT_EQ(hash_of(in_round(0) + ",kill@6:2:small,kill@9:1:torn", replayed), expected) << where;
@@ -185,8 +183,8 @@ TEST_F(Faults, InARoundOfAsynchronousStepsMayBeMany) {
   workers_ = 4;
   const std::string expected =
       hash_of("kill@2:1:backward,kill@3:1:backward,kill@0:2:regroup,kill@0:3:torn", recorded);
-  EXPECT_THAT(said_, ContainsRegex("round of 5 local steps, which goes on after [1-9]"));
-  EXPECT_THAT(said_, HasSubstr("round of 5 local steps, which was finished"));
+  EXPECT_THAT(said_, ContainsRegex("round of 5 steps, which goes on after [1-9]"));
+  EXPECT_THAT(said_, HasSubstr("round of 5 steps, which was finished"));
   EXPECT_THAT(said_, Not(HasSubstr("which was begun again")));
   workers_ = 2;
   EXPECT_EQ(hash_of("", replayed), expected);
@@ -206,7 +204,7 @@ TEST_F(Faults, InARoundOfAsynchronousStepsWithoutSharedMemoryAreNotInItsOrder) {
       return fmt::format("kill@3:{0}:{1},kill@4:{0}:{1},kill@5:{0}:{1}", worker, where);
     };
     const std::string expected = hash_of(in_round(0), recorded, tcp);
-    EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again")) << where;
+    EXPECT_THAT(said_, HasSubstr("with a round of 3 steps, which was begun again")) << where;
     EXPECT_EQ(hash_of("", replayed), expected) << where;
     EXPECT_EQ(hash_of(in_round(1) + ",kill@6:2:small,kill@9:1:torn", replayed, tcp), expected)
         << where;

@@ -30,8 +30,8 @@ namespace {
 
 // A slice goes in several packets, so that sums travel while operands still come. But a packet is so
 // large that the time for the wake-ups of a message is small beside the time for its bytes: over tcp
-// on the loopback, 2 workers, 1 to 16 MiB take 3 % longer than with one packet of 4 MiB; with 8
-// packets 10 %.
+// on the loopback, 2 workers, 1 to 16 MiB take 3 % longer than with packets of 4 MiB; with 8 packets
+// 10 %.
 constexpr std::size_t kPacketsOfSlice = 4;
 constexpr std::size_t kLeastPacketBytes = std::size_t{256} << 10;
 constexpr std::size_t kMostPacketBytes = std::size_t{4} << 20;

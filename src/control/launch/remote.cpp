@@ -50,7 +50,7 @@ std::string host_in(const std::string& name) {
 
 std::string meeting_point(const std::vector<HostSpec>& hosts) {
   const std::string host = host_in(hosts.front().name);
-  const int port = random_port(host, kFirstPort, kLastPort);
+  const int port = random_port(kFirstPort, kLastPort);
   const bool bare_v6 = host.find(':') != std::string::npos && host.front() != '[';
   return bare_v6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
 }

@@ -321,20 +321,19 @@ base::Fd try_tcp(const Address& address, Deadline deadline, std::string& problem
 
 }  // namespace
 
-int random_port(const std::string& host, int first, int last) {
+int random_port(int first, int last) {
   constexpr int kTries = 8;
   std::random_device random;
   std::uniform_int_distribution ports(first, last);
-  int port = ports(random);
-  for (int i = 1; i < kTries; ++i) {
+  for (int i = 1;; ++i) {
+    const int port = ports(random);
     try {
-      listen_tcp(host, static_cast<std::uint16_t>(port));
-      break;
-    } catch (const BadInput&) {
-      port = ports(random);
+      listen_tcp("127.0.0.1", static_cast<std::uint16_t>(port));
+      return port;
+    } catch (const Error&) {  // taken; or this host has no such address
+      if (i == kTries) return port;
     }
   }
-  return port;
 }
 
 base::Fd try_connect(const Address& address, Deadline deadline, std::string& problem) {

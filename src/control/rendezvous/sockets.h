@@ -57,8 +57,8 @@ Listener listen_unix(const std::string& name);
 // another host and a port that is taken. Port 0 lets the kernel choose.
 Listener listen_tcp(const std::string& interface_or_host, std::uint16_t port);
 
-// One of these ports, at random: one that is free, if the host is this one. Nobody here knows which are free on another host.
-int random_port(const std::string& host, int first, int last);
+// One of these ports, at random, on which nobody listens on the loopback of this host, if some tries find one.
+int random_port(int first, int last);
 
 // A connected, non-blocking socket; or none, and the `problem` as a phrase. On a Unix socket it
 // makes sure that the other end is our own user: anybody may take an abstract name.

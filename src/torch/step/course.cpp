@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/check.h"
 #include "comm/group.h"
 #include "torch/step/asynchronous_round.h"
 
@@ -38,7 +39,7 @@ struct Course::Head {
   alignas(kCacheLine) std::int64_t rounds;              // that were opened
   std::int64_t steps;                                   // of the job, before the last of them
   bool goes_on;                                         // it was begun in the generation before
-  bool broken;
+  std::atomic<bool> half_written;
   plan::TaskBook::Counts counts;
 };
 
@@ -57,7 +58,9 @@ Course::Course(Comm& host, const Shape& shape, const Before& before)
         updates_ = places.take(tasks * sizeof(plan::OrderedUpdate));
         return replica::FlatMemory(host, places.end(), replica::Copies::kPerHost);
       }()) {
-  if (before.course != nullptr) reports_ = before.course->reports_;
+  const bool was_in_it =
+      before.course != nullptr && before.course->rounds_ == before.course->head().rounds;
+  if (was_in_it) reports_ = before.course->reports_;
   if (before.course != nullptr && before.copies) {
     std::copy_n(before.course->weights(), memory_.bytes() - weights_, weights());
     head().rounds = 1;
@@ -73,8 +76,18 @@ Course::Head& Course::head() const {
   return *at<Head>(0);
 }
 
-bool& Course::broken() const {
-  return head().broken;
+// A process that is killed has made its stores in order, up to some instruction; the fences keep the compiler from moving them.
+void Course::will_write() {
+  head().half_written.store(true, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+void Course::wrote() {
+  head().half_written.store(false, std::memory_order_release);
+}
+
+bool Course::is_half_written() const {
+  return head().half_written.load(std::memory_order_acquire);
 }
 
 plan::TaskBook::Memory Course::book() const {
@@ -109,11 +122,14 @@ Course::Turn Course::when(const Condition& condition, const std::function<void()
 Course::Opened Course::open(std::int64_t steps) {
   const bool goes_on = head().rounds == ++rounds_ && head().goes_on;
   if (!goes_on) reports_ = {};
-  if (head().rounds == rounds_) return goes_on ? Opened::kGoesOn : Opened::kByAnother;
+  if (head().rounds == rounds_) {
+    LOCKSTEP_CHECK(head().steps == steps, "all workers open the same round");
+    return goes_on ? Opened::kGoesOn : Opened::kByAnother;
+  }
+  will_write();
   head().rounds = rounds_;
   head().steps = steps;
   head().goes_on = false;
-  head().broken = false;
   return Opened::kNew;
 }
 
@@ -122,7 +138,7 @@ std::int64_t Course::updates() const {
 }
 
 bool Course::is_whole(std::int64_t steps) const {
-  return head().rounds > 0 && head().steps == steps && !head().broken;
+  return head().rounds > 0 && head().steps == steps && !is_half_written();
 }
 
 }  // namespace lockstep::steps

@@ -68,14 +68,17 @@ class Course {
   }
 
   // A round begins for this worker, after so many steps of the job; with the turn. kNew: for the first of all, which then fills in
-  // weights, state and buffers, and clears the book. kGoesOn: workers of the generation before have begun it, and it has what
-  // they had done.
+  // weights, state and buffers, clears the book, and calls wrote(). kGoesOn: workers of the generation before have begun it, and
+  // it has what they had done.
   enum class Opened { kNew, kByAnother, kGoesOn };
   Opened open(std::int64_t steps);
-  // Somebody has begun to change weights, state, buffers or sum, and has not ended: nobody goes on. With the turn.
-  bool& broken() const;
-  // Whether the round that began after so many steps was opened, and nothing of it is half written. All workers say the same when
-  // nobody trains.
+  // With the turn: around each change of weights, state, buffers, sum and book. If a worker dies between the two, nobody goes on
+  // with the round.
+  void will_write();
+  void wrote();
+  bool is_half_written() const;
+  // Whether the round that began after so many steps was opened, and nothing of it is half written. Workers that have committed the
+  // same steps say the same when nobody trains.
   bool is_whole(std::int64_t steps) const;
 
   std::int64_t updates() const;  // of the last round, so far

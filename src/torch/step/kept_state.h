@@ -28,8 +28,8 @@ class KeptState {
   // Tensors like these, for so many shards, on this device. On a GPU those of the host stay there.
   KeptState(const std::vector<torch::Tensor>& like, int shards, Device device);
 
-  // Memory of these workers. It has the values of before, and at the first time `first` for each shard. What a round has left so
-  // far is in it if that round goes on. Collective.
+  // Memory of these workers. It has the values of before, and at the first time `first` for each shard. If the round goes on, it also
+  // has what the round has written so far. Collective.
   void take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first, bool goes_on);
 
   // What the next round begins with, and what it leaves.

@@ -49,12 +49,11 @@ void check(const optim::Optimizer& optimizer, const LocalSteps& rule, int shards
                        trained.size()));
   if (!rule.asynchronous) return;
   for (const auto& [from, steps] : rule.stages) {
-    constexpr std::int64_t kMostTasks = 1 << 20;
-    if (steps > kMostTasks / shards)
+    if (steps > plan::kMostTasks / shards)
       refuse(
           fmt::format("a round of {} steps has {} gradients of {} shards, and at most {} are "
                       "kept in order: give a shorter round",
-                      steps, steps * shards, shards, kMostTasks));
+                      steps, steps * shards, shards, plan::kMostTasks));
   }
   if (rule.asynchronous->backups >= shards)
     refuse(fmt::format("{} backups of {} shard{}: at least one shard counts",
@@ -279,12 +278,12 @@ bool LocalModel::round_goes_on() const {
   return course != nullptr && rule_.asynchronous->replay.empty() && course->is_whole(steps_);
 }
 
-// The course of before is there until this one has what it had.
+// If the round goes on, the old course stays until the new one is filled.
 void LocalModel::take_course(World& world) {
   if (!rule_.asynchronous) return;
   if (kept_->is_spread()) {
-    round_.emplace<std::monostate>();
-    round_.emplace<Comm>(world.open_channel());
+    Comm channel = world.open_channel();
+    round_.emplace<Comm>(std::move(channel));
     return;
   }
   replica::Parts& parts = inside_of(*fragments_.front().outer).parts();
@@ -294,6 +293,7 @@ void LocalModel::take_course(World& world) {
   if (rule_.asynchronous->backups > 0) shape.sum = shape.weights;
   for (const auto& [from, steps] : rule_.stages) shape.steps = std::max(shape.steps, steps);
   const Course* const before = round_goes_on() ? &course() : nullptr;
+  if (before == nullptr) round_.emplace<std::monostate>();
   Course course(parts.host(), shape, {before, kept_->is_written_here()});
   round_.emplace<Course>(std::move(course));
 }

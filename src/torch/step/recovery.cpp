@@ -47,6 +47,8 @@ struct JobCore::Broken {
   std::optional<bool> committed = {};
   CommitPage::Last last = {};
   PhaseResult::About about = {};
+  bool round_ended =
+      false;  // of a worker that is behind: the others have committed what it has in memory of the host, too
   // Of this attempt: whether the phase is committed on another page; what the phase has given, if it is committed.
   bool behind = false;
   std::shared_ptr<PhaseResult> result = nullptr;
@@ -141,6 +143,9 @@ void JobCore::settle_phase(Comm& survivors, Broken& own) {
   LOCKSTEP_CHECK(own.run != nullptr && done + 1 == *furthest, "nobody commits a phase alone");
   own.last = last;
   own.result = rescued(own.about, last);
+  if (std::exchange(own.round_ended, true)) return;
+  for (const JobModels::Trained& trained : models_.trained)
+    if (trained.local && trained.local->has_course()) trained.local->commit(own.phase.steps);
 }
 
 // The device of this worker has failed, or there is no memory left. The others go on, and a replacement may find it
@@ -236,7 +241,7 @@ std::shared_ptr<PhaseResult> JobCore::recover(const StepCore& step, const Phase&
   regroup(true, phase.step, own);
   if (own.result) collect();  // the numbers of the phase before
   const std::string round =
-      phase.steps > 1 ? fmt::format(", with a round of {} local steps", phase.steps) : "";
+      phase.steps > 1 ? fmt::format(", with a round of {} steps", phase.steps) : "";
   std::string fate = own.behind ? "was committed elsewhere" : own.result ? "was finished" : "";
   for (const JobModels::Trained& trained : models_.trained) {
     if (!fate.empty() || !trained.local || !trained.local->round_goes_on()) continue;

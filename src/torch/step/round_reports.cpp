@@ -17,6 +17,10 @@ void RoundReports::hand_on(Reports& to) const {
   for (const auto& [name, report] : sums_) to.add(name, report.sum, report.weight);
 }
 
+void RoundReports::name_to(Reports& to) const {
+  for (const auto& [name, report] : sums_) to.add(name, 0, 0);
+}
+
 void RoundReports::lose() {
   for (auto& [name, report] : sums_) report.sum = std::numeric_limits<double>::quiet_NaN();
 }

@@ -19,17 +19,9 @@
 #include "torch/step/local_model.h"
 #include "torch/step/model_step.h"
 #include "torch/step/phase_result.h"
+#include "torch/step/reports.h"
 
 namespace lockstep::steps {
-
-// Where a loss reports its metrics; see Shard::report().
-class Reports {
- public:
-  virtual ~Reports() = default;
-  virtual void add(const std::string& name, const torch::Tensor& sum,
-                   const torch::Tensor& weight) = 0;
-  virtual void add(const std::string& name, double sum, double weight) = 0;
-};
 
 // The turn of one shard.
 struct Turn {

@@ -85,7 +85,6 @@ void SharedRound::open() {
   const Course::Opened opened = course_.open(its_.model.steps());
   goes_on_ = opened == Course::Opened::kGoesOn;
   if (opened != Course::Opened::kNew) return;
-  course_.broken() = true;
   book_.clear();
   for (std::size_t entry = 0; entry < weights_.size(); ++entry)
     weights_[entry].copy_(trained_.parameter(entry));
@@ -93,7 +92,7 @@ void SharedRound::open() {
   const auto state = its_.model.state_after();
   for (std::size_t i = 0; i < state.size(); ++i) state[i].copy_(before[i]);
   give_buffers(replica::pack(trained_.model->model().buffers));
-  course_.broken() = false;
+  course_.wrote();
 }
 
 void SharedRound::take_all() {
@@ -108,7 +107,7 @@ void SharedRound::give_buffers(const std::vector<std::byte>& buffers) {
 
 Course::Turn SharedRound::turn_when(const Course::Condition& condition) {
   bool waited = false;
-  auto turn = course_.when([&] { return !course_.broken() && condition(); },
+  auto turn = course_.when([&] { return !course_.is_half_written() && condition(); },
                            [&] {
                              waited = true;
                              its_.waits(true);
@@ -183,17 +182,18 @@ void SharedRound::apply_held() {
 // With the turn.
 void SharedRound::apply(const Held& held) {
   const Computed& computed = held.computed;
-  course_.broken() = true;
+  course_.will_write();
   const plan::TaskBook::Effect effect = book_.enter(computed.task, held.seen, computed.loss);
+  course_.reports().next_step();
+  if (!effect.counts) computed.reports.name_to(course_.reports());
   if (effect.counts) {
-    course_.reports().next_step();
     computed.reports.hand_on(course_.reports());
     if (effect.adds)
       its_.training.add(memory_, its_.training.all_pieces(), computed.gradient.values,
                         computed.loss.samples, effect.first);
     if (effect.moves) update(computed, effect);
   }
-  course_.broken() = false;
+  course_.wrote();
 }
 
 void SharedRound::update(const Computed& computed, const plan::TaskBook::Effect& effect) {
