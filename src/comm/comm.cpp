@@ -118,10 +118,10 @@ PairSlices slices_of(std::vector<std::size_t> counts, const Buffer& data, const 
   const std::size_t incoming = slices.result_of(group.rank).total();
   if (outgoing != data.count || incoming != result.count) {
     throw BadInput(
-        fmt::format("rank {} gives {} elements and gets {} in an all_to_all, but its data has {} "
-                    "and its result "
-                    "{}",
-                    group.rank, outgoing, incoming, data.count, result.count));
+        fmt::format("an all_to_all takes {} elements from rank {} and brings it {}, but its data "
+                    "has {} and its "
+                    "result {}",
+                    outgoing, group.rank, incoming, data.count, result.count));
   }
   return slices;
 }

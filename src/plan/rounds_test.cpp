@@ -147,9 +147,9 @@ TEST(Rounds, AsynchronousRoundsSaySo) {
   EXPECT_EQ(to_string(LocalSteps::with_backups(1, 20)),
             "all shards but the last 1, rounds of 20 steps from step 0");
   EXPECT_FALSE(LocalSteps::with_backups(0).enabled());
-  LocalSteps endless;
-  endless.asynchronous.emplace();
-  EXPECT_THAT(refused(endless), HasSubstr("asynchronous steps without rounds"));
+  LocalSteps without_rounds;
+  without_rounds.asynchronous.emplace();
+  EXPECT_THAT(refused(without_rounds), HasSubstr("asynchronous steps without rounds"));
 }
 
 TEST(Rounds, NumbersThatMakeNoAsynchronousRoundAreRefused) {

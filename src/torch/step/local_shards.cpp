@@ -124,8 +124,8 @@ void LocalShards::end_step() {
   running_ = false;
 }
 
-// A norm that was not finite ends the job here. While the next round runs, asking would wait for its steps, so
-// they report it.
+// A norm that was not finite ends the job here. While the next round runs, asking would wait for its
+// steps, so they report it.
 PhaseResult::Local LocalShards::bring(Deadline deadline) {
   PhaseResult::Local local = numbers_->bring(deadline);
   for (const auto& model : work_.locals)

@@ -47,8 +47,8 @@ struct JobCore::Broken {
   std::optional<bool> committed = {};
   CommitPage::Last last = {};
   PhaseResult::About about = {};
-  bool round_ended =
-      false;  // of a worker that is behind: the others have committed what it has in memory of the host, too
+  // A worker that is behind has ended its round: others have committed what its host has in memory.
+  bool round_ended = false;
   // Of this attempt: whether the phase is committed on another page; what the phase has given, if it is committed.
   bool behind = false;
   std::shared_ptr<PhaseResult> result = nullptr;
