@@ -16,13 +16,15 @@ set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE)
   # It passes by whatever uses a precompiled header, unless it is told that nobody changes macros before one, nor times.
-  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros ${LOCKSTEP_CCACHE})
+  # Paths are relative to this tree, so that it finds what another clone has built.
+  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+    CCACHE_NOHASHDIR=1 ${LOCKSTEP_CCACHE})
 endif()
 
 add_library(lockstep_flags INTERFACE)
 target_compile_options(lockstep_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
-  -ffp-contract=off -fno-math-errno -fno-trapping-math>
+  -ffp-contract=off -fno-math-errno -fno-trapping-math $<$<BOOL:${LOCKSTEP_CCACHE}>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=>>
   $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # No garbage collection in the compiler below a heap of 2 GB: a tenth less time for a fifth more memory.
