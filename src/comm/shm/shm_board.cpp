@@ -81,6 +81,9 @@ class Boards::ShmBoard : public Board {
       if (trouble) raise(*trouble);
       if (deadline.expired()) return false;
       futex_wait(bell.rung, seen, next_look(deadline));
+      // A member that has come all the same was stopped before it rang: it is the one that is late.
+      const bool rung = bell.rung.load(std::memory_order_seq_cst) != seen;
+      if (!rung && deadline.expired()) return false;
     }
   }
 
