@@ -11,10 +11,8 @@
 
 #if LOCKSTEP_ON_DEVICE
 #define LOCKSTEP_UNROLL _Pragma("unroll")
-#define LOCKSTEP_UNROLL_16 _Pragma("unroll 16")
 #else
 #define LOCKSTEP_UNROLL
-#define LOCKSTEP_UNROLL_16
 #endif
 
 namespace lockstep::flat::element {

@@ -7,18 +7,22 @@ namespace lockstep::flat {
 namespace {
 
 using cuda::kThreads;
-using element::kTile;
+using element::kRun, element::kTile;
 
-// kLanes threads measure one block of the layout, one thread per lane. A block of threads works on
-// kChunksAtOnce chunks.
-constexpr unsigned kLanes = kSquareLanes;
 constexpr unsigned kBlocksOfChunk = kChunkElements / plan::kBlockElements;
-constexpr unsigned kChunksAtOnce = kThreads / kLanes / kBlocksOfChunk;
+
+// Some threads measure one block of the layout. A block of threads works on several chunks.
+template <typename Measure, typename Values>
+struct Cut {
+  static constexpr unsigned kOfBlock = element::Lanes<Measure, Values>::kThreads;
+  static constexpr unsigned kChunks = kThreads / kOfBlock / kBlocksOfChunk;
+};
 
 template <typename Measure, typename Values, typename Task>
 __global__ void row_kernel(const __grid_constant__ Task task, const DeviceRange range) {
-  const unsigned group = threadIdx.x / kLanes;
-  const unsigned number = range.chunks.begin + blockIdx.x * kChunksAtOnce + group / kBlocksOfChunk;
+  using Of = Cut<Measure, Values>;
+  const unsigned group = threadIdx.x / Of::kOfBlock;
+  const unsigned number = range.chunks.begin + blockIdx.x * Of::kChunks + group / kBlocksOfChunk;
   const unsigned first = group % kBlocksOfChunk * plan::kBlockElements;
   double all = 0;
   double* out = nullptr;
@@ -31,19 +35,21 @@ __global__ void row_kernel(const __grid_constant__ Task task, const DeviceRange 
             group % kBlocksOfChunk;
       const Values values = Values::of(task, chunk);
       if (!values.none())
-        all = element::lane_of<Measure>(values, first, count, threadIdx.x % kLanes);
+        all = element::Lanes<Measure, Values>::of(values, first, count,
+                                                  threadIdx.x % Of::kOfBlock);
     }
   }
-  // Joins pairs of neighbours, then pairs of pairs … All threads must come here: the shuffle needs
-  // the whole warp.
-  for (unsigned distance = 1; distance < kLanes; distance *= 2)
+  // Joins what neighbouring threads have, then what pairs have … All threads must come here: the
+  // shuffle needs the whole warp.
+  for (unsigned distance = 1; distance < Of::kOfBlock; distance *= 2)
     all = Measure::join(all, __shfl_xor_sync(0xffffffffU, all, distance));
-  if (out != nullptr && threadIdx.x % kLanes == 0) *out = all;
+  if (out != nullptr && threadIdx.x % Of::kOfBlock == 0) *out = all;
 }
 
 template <typename Measure, typename Values, typename Task>
 void launch_row(const Task& task, const DeviceRange& range, cudaStream_t stream) {
-  const unsigned blocks = (range.chunks.size() + kChunksAtOnce - 1) / kChunksAtOnce;
+  constexpr unsigned kChunks = Cut<Measure, Values>::kChunks;
+  const unsigned blocks = (range.chunks.size() + kChunks - 1) / kChunks;
   row_kernel<Measure, Values><<<blocks, kThreads, 0, stream>>>(task, range);
   cuda::check(cudaGetLastError(), "launch of the norms by block");
 }
@@ -89,29 +95,54 @@ struct ChangesLaunch {
   }
 };
 
-// One number for a tile. Every thread of the block calls it; the result is for thread 0.
+// Joins nodes of a tree, one for each thread of a warp, of which node `node` is this thread's. The
+// result is for the first thread. The whole warp calls it.
 template <typename Measure>
-__device__ double join_tile(const double* values, std::size_t count) {
-  __shared__ double tile[kTile];
-  const auto in_tile = static_cast<std::uint32_t>(count < kTile ? count : kTile);
-  __syncthreads();
-  for (std::uint32_t i = threadIdx.x; i < in_tile; i += kThreads) tile[i] = values[i];
-  for (std::uint32_t half = 1; half < in_tile; half *= 2) {
-    __syncthreads();
-    element::tile_level<Measure>(tile, in_tile, half, {threadIdx.x, kThreads});
+__device__ double join_warp(double own, unsigned node, unsigned nodes) {
+  for (unsigned distance = 1; distance < cuda::kWarp; distance *= 2) {
+    const double right = __shfl_down_sync(0xffffffffU, own, distance);
+    if (node % (2 * distance) == 0 && node + distance < nodes) own = Measure::join(own, right);
   }
+  return own;
+}
+
+// One number for a tile, of which every thread of the block has its run. The result is for thread 0.
+template <typename Measure>
+__device__ double join_tile(double (&run)[kRun], unsigned in_tile) {
+  static_assert(kThreads * kRun == kTile);
+  constexpr unsigned kOfWarp = cuda::kWarp * kRun;
+  __shared__ double warps[kThreads / cuda::kWarp];
+  const double own = element::join_run<Measure>(run, threadIdx.x * kRun, in_tile);
+  const double all = join_warp<Measure>(own, threadIdx.x, (in_tile + kRun - 1) / kRun);
+  const unsigned lane = threadIdx.x % cuda::kWarp;
+  __syncthreads();  // what was there has been read
+  if (lane == 0) warps[threadIdx.x / cuda::kWarp] = all;
   __syncthreads();
-  return in_tile == 0 ? 0 : tile[0];
+  if (threadIdx.x >= cuda::kWarp) return 0;
+  const double of_warp = lane < kThreads / cuda::kWarp ? warps[lane] : 0;
+  return join_warp<Measure>(of_warp, lane, (in_tile + kOfWarp - 1) / kOfWarp);
+}
+
+__device__ unsigned in_tile(std::size_t count) {
+  return static_cast<unsigned>(count < kTile ? count : kTile);
 }
 
 // One number for `count` values, in place: values[0] is the result, for thread 0. Every thread of
-// the block calls it.
+// the block calls it. The next tile is loaded while one is joined.
 template <typename Measure>
 __device__ void join_all(double* values, std::size_t count) {
   while (count > 1) {
     const std::size_t tiles = (count + kTile - 1) / kTile;
+    double next[kRun];
+    element::load_run(values, threadIdx.x * kRun, in_tile(count), next);
     for (std::size_t i = 0; i < tiles; ++i) {
-      const double part = join_tile<Measure>(values + i * kTile, count - i * kTile);
+      double run[kRun];
+      for (unsigned k = 0; k < kRun; ++k) run[k] = next[k];
+      const std::size_t left = count - i * kTile;
+      if (i + 1 < tiles)
+        element::load_run(values + (i + 1) * kTile, threadIdx.x * kRun, in_tile(left - kTile),
+                          next);
+      const double part = join_tile<Measure>(run, in_tile(left));
       if (threadIdx.x == 0) values[i] = part;
     }
     __syncthreads();
@@ -126,7 +157,10 @@ template <typename Measure>
 __global__ void clip_kernel(const ClipTask task) {
   __shared__ bool last;
   const std::size_t first = std::size_t{blockIdx.x} * kTile;
-  const double all = join_tile<Measure>(task.row + first, task.blocks - first);
+  const unsigned count = in_tile(task.blocks - first);
+  double run[kRun];
+  element::load_run(task.row + first, threadIdx.x * kRun, count, run);
+  const double all = join_tile<Measure>(run, count);
   if (threadIdx.x == 0) {
     task.partials[blockIdx.x] = all;
     __threadfence();

@@ -117,22 +117,33 @@ struct Scale {
   }
 };
 
+// The compiler keeps two arrays of half of the lanes in registers, and not one array of all.
 template <typename T>
 struct SumOfSquares {
+  static constexpr std::size_t kHalf = kSquareLanes / 2;
+
+  LOCKSTEP_INLINE static void add(const T* from, double (&lanes)[kHalf]) {
+    for (std::size_t lane = 0; lane < kHalf; ++lane) {
+      const auto value = static_cast<double>(from[lane]);
+      lanes[lane] += value * value;
+    }
+  }
   LOCKSTEP_INLINE static double run(const T* from, std::size_t count) {
-    double lanes[kSquareLanes] = {};
+    double low[kHalf] = {};
+    double high[kHalf] = {};
     std::size_t i = 0;
     for (; i + kSquareLanes <= count; i += kSquareLanes) {
-      for (std::size_t lane = 0; lane < kSquareLanes; ++lane) {
-        const auto value = static_cast<double>(from[i + lane]);
-        lanes[lane] += value * value;
-      }
+      add(from + i, low);
+      add(from + i + kHalf, high);
     }
+    double lanes[kSquareLanes];
+    std::copy_n(low, kHalf, lanes);
+    std::copy_n(high, kHalf, lanes + kHalf);
     for (std::size_t lane = 0; i < count; ++lane, ++i) {
       const auto value = static_cast<double>(from[i]);
       lanes[lane] += value * value;
     }
-    for (std::size_t left = kSquareLanes / 2; left > 0; left /= 2) {
+    for (std::size_t left = kHalf; left > 0; left /= 2) {
       for (std::size_t lane = 0; lane < left; ++lane) {
         lanes[lane] = lanes[2 * lane] + lanes[2 * lane + 1];
       }

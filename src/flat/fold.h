@@ -42,7 +42,7 @@ void scale(DType dtype, double factor, const void* from, void* out, std::size_t 
 // The sum of the squares of at most kStripElements floating-point elements, in float64:
 //   lane l of kSquareLanes adds the squares of elements l, l + kSquareLanes, … one after the other;
 //   then lane l becomes lane 2l + lane 2l+1 until one is left.
-inline constexpr std::size_t kSquareLanes = 16;
+inline constexpr std::size_t kSquareLanes = 32;
 double sum_of_squares(DType dtype, const void* from, std::size_t count);
 
 // The largest magnitude of floating-point elements, in float64; 0 for none, a NaN if one is a NaN.

@@ -70,8 +70,8 @@ struct LambNumbers {
   T beta2;
   T fresh1;
   T fresh2;
-  T mean;  // the mean is divided by it
-  T root;  // the root of the square is divided by it
+  T mean;  // factor of the mean: a division by its inverse would be slower
+  T root;  // factor of the root of the square
   T eps;
   T decay;
   T size;  // of the change: lr · trust
@@ -111,8 +111,8 @@ inline LambNumbers<double> numbers_of(const LambStep& step) {
           step.beta2,
           1 - step.beta1,
           1 - step.beta2,
-          1 - std::pow(step.beta1, t),
-          std::sqrt(1 - std::pow(step.beta2, t)),
+          1 / (1 - std::pow(step.beta1, t)),
+          1 / std::sqrt(1 - std::pow(step.beta2, t)),
           step.eps,
           step.weight_decay,
           step.lr * step.trust};
@@ -325,7 +325,7 @@ LOCKSTEP_DEVICE Values lamb_change(const Values& p, const Values& g, Values& m, 
   using element::add, element::multiply, element::divide, element::square_root;
   m = add(multiply(of.beta1, m), multiply(of.fresh1, g));
   v = add(multiply(of.beta2, v), multiply(multiply(of.fresh2, g), g));
-  const Values r = divide(divide(m, of.mean), add(divide(square_root(v), of.root), of.eps));
+  const Values r = divide(multiply(of.mean, m), add(multiply(of.root, square_root(v)), of.eps));
   return decayed(r, p, of.decay, form);
 }
 

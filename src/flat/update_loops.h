@@ -22,7 +22,7 @@
 //   lars      d = trust·(g + weight_decay·p), then as sgd
 //   lamb      m = beta1·m + (1 − beta1)·g
 //             v = beta2·v + (1 − beta2)·g·g
-//             u = (m / (1 − beta1^t)) / (√v / √(1 − beta2^t) + eps) + weight_decay·p
+//             u = (1 / (1 − beta1^t))·m / ((1 / √(1 − beta2^t))·√v + eps) + weight_decay·p
 //             p = p − (lr·trust)·u
 //
 // The trust of a parameter is for its caller to find: from norms, before anything is written.

@@ -172,9 +172,9 @@ Sum<T> define(State<T>& state, std::size_t i, const LambStep& step) {
   S& v = e.s[1];
   m = static_cast<S>(step.beta1) * m + static_cast<S>(1 - step.beta1) * e.d;
   v = static_cast<S>(step.beta2) * v + static_cast<S>(1 - step.beta2) * e.d * e.d;
-  const auto mean = static_cast<S>(1 - std::pow(step.beta1, t));
-  const auto root = static_cast<S>(std::sqrt(1 - std::pow(step.beta2, t)));
-  S u = (m / mean) / (std::sqrt(v) / root + static_cast<S>(step.eps));
+  const auto mean = static_cast<S>(1 / (1 - std::pow(step.beta1, t)));
+  const auto root = static_cast<S>(1 / std::sqrt(1 - std::pow(step.beta2, t)));
+  S u = (mean * m) / (root * std::sqrt(v) + static_cast<S>(step.eps));
   if (step.weight_decay != 0) u = u + static_cast<S>(step.weight_decay) * e.p;
   e.p = e.p - static_cast<S>(step.lr * step.trust) * u;
   e.store(state, i, step);

@@ -289,9 +289,8 @@ TEST(GpuSpeed, AdamWGoesAtTheSpeedOfMemory) {
   EXPECT_GT(mixed_with_parity, 0.8 * copy);
 }
 
-// Relative to the bytes that it moves, no rule is slower than AdamW, except for those that find
-// norms by layer first: what a sum of squares reads goes at 90 % of a copy. LAMB also computes every
-// change twice, and its divisions take longer than reading.
+// Relative to the bytes that it moves, no rule is slower than AdamW. Those that find norms by layer
+// first lose a few percent to the small kernels between their passes.
 TEST(GpuSpeed, OtherRulesGoAtTheSpeedOfMemory) {
   NEEDS_A_GPU();
   Speed speed(DType::kFloat32, false);
@@ -311,9 +310,9 @@ TEST(GpuSpeed, OtherRulesGoAtTheSpeedOfMemory) {
   expect("RMSprop, centered, momentum",
          speed.rule_speed(flat::RmsPropStep{1e-5, 0.99, 1e-8, 0, 0.9, true}));
   expect("Adagrad", speed.rule_speed(flat::AdagradStep{1e-5, 0, 0, 0, 1e-10, 10}));
-  expect("LARS, with its norms", speed.lars_speed(flat::LarsStep{1e-5, 0.9, 0, 1e-4}), 0.85);
+  expect("LARS, with its norms", speed.lars_speed(flat::LarsStep{1e-5, 0.9, 0, 1e-4}), 0.9);
   expect("LAMB, with its norms", speed.lamb_speed(flat::LambStep{1e-5, 0.9, 0.999, 1e-6, 0.01, 10}),
-         0.7);
+         0.9);
 }
 
 // A codec with a model in the device's memory.

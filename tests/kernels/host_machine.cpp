@@ -56,6 +56,15 @@ struct UpdateByRule {
   }
 };
 
+// Nodes of a tree, into the first.
+template <typename Measure>
+void join_nodes(double* nodes, std::size_t count) {
+  for (std::size_t half = 1; half < count; half *= 2) {
+    for (std::size_t i = 0; i + half < count; i += 2 * half)
+      nodes[i] = Measure::join(nodes[i], nodes[i + half]);
+  }
+}
+
 // Values of a task, block by block.
 template <typename Measure, typename Values, typename Task>
 void fill_row(const Task& task, const flat::DeviceRange& range) {
@@ -63,11 +72,11 @@ void fill_row(const Task& task, const flat::DeviceRange& range) {
     const Values values = Values::of(task, chunk);
     for (std::uint32_t first = 0; first < chunk.count; first += plan::kBlockElements) {
       const auto count = std::min<std::uint32_t>(plan::kBlockElements, chunk.count - first);
-      double lanes[flat::kSquareLanes] = {};
-      for (std::uint32_t lane = 0; lane < flat::kSquareLanes && !values.none(); ++lane)
-        lanes[lane] = element::lane_of<Measure>(values, first, count, lane);
-      for (std::uint32_t half = 1; half < flat::kSquareLanes; half *= 2)
-        element::tile_level<Measure>(lanes, flat::kSquareLanes, half, {0, 1});
+      using Lanes = element::Lanes<Measure, Values>;
+      double lanes[Lanes::kThreads] = {};
+      for (std::uint32_t thread = 0; thread < Lanes::kThreads && !values.none(); ++thread)
+        lanes[thread] = Lanes::of(values, first, count, thread);
+      join_nodes<Measure>(lanes, Lanes::kThreads);
       task.row[range.tables.places[chunk.entry].first_block + chunk.block +
                first / plan::kBlockElements] = lanes[0];
     }
@@ -126,14 +135,15 @@ std::vector<double> joined_tiles(const std::vector<double>& values) {
   std::vector<double> sums;
   for (std::size_t first = 0; first < values.size(); first += element::kTile) {
     const std::size_t count = std::min<std::size_t>(element::kTile, values.size() - first);
-    std::vector<double> tile(values.begin() + static_cast<std::ptrdiff_t>(first),
-                             values.begin() + static_cast<std::ptrdiff_t>(first + count));
-    for (std::uint32_t half = 1; half < count; half *= 2) {
-      for_each_thread([&](element::Thread thread) {
-        element::tile_level<Measure>(tile.data(), static_cast<std::uint32_t>(count), half, thread);
-      });
+    const auto in_tile = static_cast<std::uint32_t>(count);
+    std::vector<double> nodes;
+    for (std::uint32_t begin = 0; begin < in_tile; begin += element::kRun) {
+      double run[element::kRun];
+      element::load_run(values.data() + first, begin, in_tile, run);
+      nodes.push_back(element::join_run<Measure>(run, begin, in_tile));
     }
-    sums.push_back(tile[0]);
+    join_nodes<Measure>(nodes.data(), nodes.size());
+    sums.push_back(nodes[0]);
   }
   return sums;
 }

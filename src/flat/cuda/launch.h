@@ -8,6 +8,7 @@
 namespace lockstep::cuda {
 
 inline constexpr unsigned kThreads = 256;
+inline constexpr unsigned kWarp = 32;  // threads that exchange values without memory
 
 // Enough blocks to fill any device several times, and no more.
 inline unsigned blocks_for(std::size_t elements) {
