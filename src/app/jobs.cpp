@@ -28,6 +28,7 @@ JOB is an id that `lockstep jobs` shows, or the beginning of one. Without it you
 
 A job can be resized if it was started with -n MIN:MAX, --min-workers or --max-restarts, and its program has a Job or a
 Trainer. More workers join between two batches; of fewer, those with the highest numbers leave there. No step is lost.
+On several hosts, ask on the first one; each host has as many workers at most as it began with.
 
 Exit codes: 0 if it is done, 1 if the job refuses, 2 if there is no such job, or JOB can be none
 )";

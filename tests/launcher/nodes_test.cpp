@@ -9,9 +9,7 @@
 #include <fstream>
 #include <random>
 
-#include "control/launch/preparation.h"
-#include "control/rendezvous/sockets.h"
-#include "tests/launcher/command.h"
+#include "tests/launcher/nodes.h"
 
 namespace lockstep::testing {
 namespace {
@@ -20,81 +18,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using Words = std::vector<std::string>;
 
-class NodesTest : public ::testing::Test {
+class NodesTest : public Nodes {
  protected:
-  void SetUp() override {
-    char pattern[] = "/tmp/lockstep-nodes-XXXXXX";
-    folder_ = ::mkdtemp(pattern);
-    secret_ = folder_ + "/secret";
-    write_secret(secret_, "0123456789abcdef0123456789abcdef");
-    rendezvous_ = "127.0.0.1:" + std::to_string(control::free_port());
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  static void write_secret(const std::string& path, const std::string& text) {
-    std::ofstream(path) << text;
-    ::chmod(path.c_str(), 0600);
-  }
-
-  // One of `nodes` launchers, with the options that all have in common; later ones win.
-  Command node(int rank, int workers, const Words& program, const Words& options = {},
-               int nodes = 2) const {
-    Words words = {LOCKSTEP_BINARY,
-                   "run",
-                   "--nodes",
-                   std::to_string(nodes),
-                   "--node-rank",
-                   std::to_string(rank),
-                   "-n",
-                   std::to_string(workers)};
-    const auto given = [&](const char* name) {
-      return std::find(options.begin(), options.end(), name) != options.end();
-    };
-    if (!given("--rendezvous")) words.insert(words.end(), {"--rendezvous", rendezvous_});
-    if (!given("--secret-file")) words.insert(words.end(), {"--secret-file", secret_});
-    words.insert(words.end(), options.begin(), options.end());
-    words.emplace_back("--");
-    words.insert(words.end(), program.begin(), program.end());
-    return Command(words, {marker_});
-  }
-  Command actor(int rank, int workers, const Words& role, const Words& options = {},
-                int nodes = 2) const {
-    Words program = {ACTOR_BINARY};
-    program.insert(program.end(), role.begin(), role.end());
-    return node(rank, workers, program, options, nodes);
-  }
-
-  // Workers that train until they are ended, at most `most` of them, on a node of a job or a host that joins it.
-  static Words training(int most) { return {JOIN_ACTOR_BINARY, "train", std::to_string(most)}; }
-  Command trains(int rank, int workers, int most, int nodes = 2) const {
-    return node(rank, workers, training(most), {"--max-restarts", "10"}, nodes);
-  }
-  Command joins(int workers, const Words& program, const Words& options = {}) const {
-    Words words = {LOCKSTEP_BINARY,         "run",           "--join", rendezvous_, "-n",
-                   std::to_string(workers), "--secret-file", secret_};
-    words.insert(words.end(), options.begin(), options.end());
-    words.emplace_back("--");
-    words.insert(words.end(), program.begin(), program.end());
-    return Command(words, {marker_});
-  }
-
   Command faulty(int rank, const Words& options) const {
     return node(rank, 1, {JOIN_ACTOR_BINARY, "faults", "10"}, options);
   }
-
-  std::vector<pid_t> left(Deadline deadline) const {
-    while (true) {
-      auto left = processes_with(marker_);
-      if (left.empty() || deadline.expired()) return left;
-    }
-  }
-
-  std::string folder_;
-  std::string secret_;
-  std::string rendezvous_;
-  std::string marker_ = make_marker();
 };
 
 TEST_F(NodesTest, FaultsOfNode0AreForTheWorkersOfAllNodes) {
@@ -472,128 +401,6 @@ TEST_F(NodesTest, KillingAnybodyAtAnyInstantLeavesNothingBehind) {
     EXPECT_NE(second.exit_code(), 0) << round;
     EXPECT_THAT(left(seconds(10)), IsEmpty()) << round;
   }
-}
-
-TEST_F(NodesTest, AHostJoinsAJobThatRunsAndItsWorkersAreNewcomers) {
-  Command first = trains(0, 1, 8);
-  Command second = trains(1, 1, 8);
-  ASSERT_TRUE(first.wait_for(" of 2 in", 1, seconds(30))) << first.err();
-  Command third = joins(2, training(8));
-  ASSERT_TRUE(third.wait_for(" of 4 in", 2, seconds(30))) << first.err() << third.err();
-  ASSERT_TRUE(first.wait_for("4 workers train from here on", 1, seconds(30))) << first.err();
-  EXPECT_THAT(first.err(), HasSubstr("lockstep: node 2 ("));
-  EXPECT_THAT(first.err(), HasSubstr(") joins, with 2 workers"));
-  EXPECT_THAT(third.out(), AllOf(HasSubstr("[2] rank"), HasSubstr("[3] rank"))) << "its places";
-  Command fourth = joins(1, training(8));
-  ASSERT_TRUE(fourth.wait_for("[4] rank 4 of 5 in", 1, seconds(30))) << fourth.err();
-  // A worker of a host that joined is replaced there.
-  const pid_t keeper = children_of(third.pid()).at(0);
-  ::kill(children_of(keeper).at(0), SIGKILL);
-  ASSERT_TRUE(first.wait_for("5 workers train from here on", 2, seconds(30))) << first.err();
-  first.signal(SIGTERM);
-  for (Command* one : {&first, &second, &third, &fourth}) {
-    ASSERT_TRUE(one->finish(seconds(30)));
-    EXPECT_EQ(one->exit_code(), 128 + SIGTERM) << one->err();
-  }
-  EXPECT_THAT(left(seconds(10)), IsEmpty());
-}
-
-TEST_F(NodesTest, AHostThatWasLostComesBack) {
-  Command first = trains(0, 1, 3);
-  std::vector<Command> lives;
-  lives.push_back(trains(1, 2, 3));
-  ASSERT_TRUE(first.wait_for(" of 3 in", 1, seconds(30))) << first.err();
-  for (int time = 1; time <= 2; ++time) {
-    lives.back().signal(SIGKILL);
-    ASSERT_TRUE(lives.back().finish(seconds(30)));
-    ASSERT_TRUE(first.wait_for("; 1 worker goes on", time, seconds(30))) << first.err();
-    lives.push_back(joins(2, training(3)));
-    Command& second = lives.back();
-    ASSERT_TRUE(second.wait_for(" of 3 in", 2, seconds(30))) << first.err() << second.err();
-    ASSERT_TRUE(first.wait_for("3 workers train from here on", time, seconds(30))) << first.err();
-  }
-  first.signal(SIGTERM);
-  ASSERT_TRUE(first.finish(seconds(30)) && lives.back().finish(seconds(30)));
-  EXPECT_EQ(lives.back().exit_code(), 128 + SIGTERM) << lives.back().err();
-  EXPECT_THAT(left(seconds(10)), IsEmpty());
-}
-
-TEST_F(NodesTest, AHostThatDoesNotFitIsRefusedInOneLineAndTheJobGoesOn) {
-  Command first = trains(0, 1, 3);
-  Command second = trains(1, 1, 3);
-  ASSERT_TRUE(first.wait_for(" of 2 in", 1, seconds(30))) << first.err();
-  write_secret(folder_ + "/other", "another secret of enough bytes to be one");
-  struct Case {
-    Command command;
-    const char* piece;
-    int code;
-  };
-  std::vector<Case> cases;
-  cases.push_back({joins(2, training(3)), "it has 3 shards: that many workers at most", 1});
-  cases.push_back({joins(1, {"/bin/sleep", "9"}), "wants `lockstep run sleep with", 2});
-  cases.push_back({joins(1, {"/no/such"}), "/no/such", 127});
-  cases.push_back({joins(1, training(3), {"--faults", "kill@1:1:forward"}), "the faults", 2});
-  cases.push_back(
-      {joins(1, training(3), {"--nodes", "2", "--node-rank", "1"}), "leave them out", 2});
-  cases.push_back({joins(1, training(3), {"--rendezvous", "a:1"}), "leave them out", 2});
-  for (Case& one : cases) {
-    ASSERT_TRUE(one.command.finish(seconds(30))) << one.piece;
-    EXPECT_EQ(one.command.exit_code(), one.code) << one.command.err();
-    EXPECT_EQ(count(one.command.err(), "\n"), 1) << one.command.err();
-    EXPECT_THAT(one.command.err(), HasSubstr(one.piece));
-  }
-  Command fits = joins(1, training(3));
-  ASSERT_TRUE(fits.wait_for(" of 3 in", 1, seconds(30))) << "it goes on" << first.err();
-  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(30))) << first.err();
-  EXPECT_EQ(count(first.err(), " joins, with"), 1) << first.err();
-}
-
-TEST_F(NodesTest, AJobWithFixedWorkersIsNotJoined) {
-  Command first = node(0, 1, {JOIN_ACTOR_BINARY, "meet"});
-  Command second = node(1, 1, {JOIN_ACTOR_BINARY, "meet"});
-  ASSERT_TRUE(first.wait_for("ready", 1, seconds(30))) << first.err();
-  Command third = joins(1, {JOIN_ACTOR_BINARY, "meet"});
-  ASSERT_TRUE(third.finish(seconds(30)));
-  EXPECT_EQ(third.exit_code(), 2) << third.err();
-  EXPECT_THAT(third.err(), HasSubstr("with --max-restarts"));
-}
-
-TEST_F(NodesTest, AHostMayAskBeforeTheJobHasBegunAndWaits) {
-  Command third = joins(1, training(8));
-  Command first = trains(0, 1, 8);
-  Command second = trains(1, 1, 8);
-  ASSERT_TRUE(third.wait_for(" of 3 in", 1, seconds(30))) << first.err() << third.err();
-}
-
-TEST_F(NodesTest, AHostThatNobodyTakesInSaysWhy) {
-  const Words wait = {ACTOR_BINARY, "wait"};
-  Command first = node(0, 1, wait, {"--max-restarts", "10"});
-  Command second = node(1, 1, wait, {"--max-restarts", "10"});
-  ASSERT_TRUE(first.wait_for("ready", 1, seconds(30))) << first.err();
-  Command third = joins(1, wait, {"--timeout", "2", "--step-timeout", "1"});
-  ASSERT_TRUE(third.finish(seconds(30)));
-  EXPECT_EQ(third.exit_code(), 1);
-  EXPECT_THAT(third.err(), HasSubstr("did not take this host in: its hosts have not met, or"));
-  EXPECT_THAT(first.err(), Not(HasSubstr(" joins, "))) << "it cannot be joined";
-}
-
-TEST_F(NodesTest, AHostThatDiesWhileItJoinsChangesNothing) {
-  Command first = trains(0, 1, 8);
-  Command second = trains(1, 1, 8);
-  ASSERT_TRUE(first.wait_for(" of 2 in", 1, seconds(30))) << first.err();
-  for (int time = 1; time <= 3; ++time) {
-    Command third = joins(1, training(8));
-    ASSERT_TRUE(first.wait_for(" joins, with 1 worker", time, seconds(30))) << first.err();
-    third.signal(SIGKILL);  // its worker is starting
-    ASSERT_TRUE(third.finish(seconds(30)));
-    ASSERT_TRUE(first.wait_for(": its launcher ended without a word", time, seconds(30)))
-        << first.err();
-  }
-  Command last = joins(1, training(8));
-  ASSERT_TRUE(last.wait_for(" of 3 in", 1, seconds(30))) << first.err() << last.err();
-  first.signal(SIGTERM);
-  ASSERT_TRUE(first.finish(seconds(30)) && second.finish(seconds(30)) && last.finish(seconds(30)));
-  EXPECT_THAT(left(seconds(10)), IsEmpty());
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ TEST(OutputTest, AFileThatMayNotGrowFurtherIsSaidToo) {
   const std::string flood =
       quoted(LOCKSTEP_BINARY) + " run -n 1 -- " + quoted(ACTOR_BINARY) + " flood";
   Command command({"/bin/sh", "-c",
-                   "file=$(mktemp) && ulimit -f 32768 && " + flood +
+                   "file=$(mktemp) && ulimit -f 4096 && " + flood +
                        " >$file; code=$?; rm -f $file; exit $code"});
   ASSERT_TRUE(command.finish(seconds(20)));
   EXPECT_EQ(command.exit_code(), 1);

@@ -191,6 +191,40 @@ TEST_F(TrainNodes, ALauncherThatIsSilentForAWhileCostsAHostAndChangesNoBit) {
   }
 }
 
+// The workers of the second host leave, and come back.
+TEST_F(TrainNodes, AResizeOfTwoHostsChangesNoBit) {
+  const std::vector<std::string> job = {"--steps", "60"};
+  const std::string expected = hash_alone(job);
+  auto elastic = job;
+  elastic.insert(elastic.end(), {"--max-restarts", "9"});
+  auto first_job = elastic;
+  // The pauses give the workers time to leave and to come.
+  first_job.insert(first_job.end(), {"--report", path("two.json"), "--faults",
+                                     "slow@10:0:forward:2s,slow@20:0:forward:4s"});
+  elastic.insert(elastic.end(), {"--faults", first_job.back()});
+  Command first = node(0, 1, first_job);
+  Command second = node(1, 2, elastic);
+  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60))) << first.err();
+  const auto ask = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), LOCKSTEP_BINARY);
+    Command command(words, {});
+    EXPECT_TRUE(command.finish(seconds(30)));
+    return command.out() + command.err();
+  };
+  const std::string jobs = ask({"jobs"});
+  const std::string before = jobs.substr(0, jobs.find(path("two.json")));
+  const std::string id = before.substr(before.rfind('\n') + 1, 4);
+  EXPECT_THAT(ask({"resize", id, "1"}), HasSubstr("is to have 1"));
+  ASSERT_TRUE(first.wait_for("1 worker trains from here on", 1, seconds(60))) << first.err();
+  EXPECT_THAT(ask({"resize", id, "3"}), HasSubstr("is to have 3"));
+  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(60))) << first.err();
+  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
+  EXPECT_EQ(first.exit_code(), 0) << first.err();
+  EXPECT_EQ(second.exit_code(), 0) << second.err();
+  EXPECT_EQ(hash_in("two.json"), expected);
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
 // `lockstep run`, with the program of `lockstep train` as its workers'.
 TEST_F(TrainNodes, AHostThatJoinsChangesNoBit) {
   const std::vector<std::string> job = {

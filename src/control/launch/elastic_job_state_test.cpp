@@ -44,7 +44,7 @@ TEST_F(ElasticJobTest, MoreWorkersAreStartedInTheNextPlaces) {
   const auto resized = state_.on_resize(6, now_);
   EXPECT_EQ(resized.refusal, "");
   EXPECT_THAT(resized.orders.start, ElementsAre(4, 5));
-  EXPECT_EQ(resized.orders.workers, 6);
+  EXPECT_EQ(resized.orders.places, 6);
   EXPECT_EQ(state_.live(), 6);
   EXPECT_EQ(state_.replaced(), 0) << "they replace nobody";
 }
@@ -244,6 +244,40 @@ TEST_F(ElasticJobTest, WorkersOfAHostThatJoinsAreNewcomersAndReplaced) {
   EXPECT_EQ(state_.cause(), JobState::Cause::kNone);
   EXPECT_EQ(state_.live(), 4);
   EXPECT_EQ(state_.going_on(), 4);
+}
+
+TEST_F(ElasticJobTest, PlacesOfALostHostStayEmpty) {
+  state_.on_host_lost({1}, now_);
+  EXPECT_EQ(state_.wanted(), 3);
+  EXPECT_EQ(refusal_of(8), "it can have 2 to 7 workers");
+  const auto more = state_.on_resize(4, now_).orders;
+  EXPECT_THAT(more.start, ElementsAre(4));
+  EXPECT_EQ(more.places, 5);
+  const auto fewer = state_.on_resize(2, now_).orders;
+  EXPECT_THAT(fewer.kill, ElementsAre(4)) << "it has not joined; 3 leaves between two batches";
+  EXPECT_EQ(fewer.places, 3);
+  EXPECT_THAT(kill(2).start, ElementsAre(2));
+}
+
+TEST_F(ElasticJobTest, AHostThatJoinsDoesNotBringBackWhatAResizeTookAway) {
+  state_.on_resize(3, now_);
+  state_.on_dismissed(3);
+  kill(3);
+  state_.on_host_joined({8, 9});
+  EXPECT_EQ(state_.wanted(), 5);
+  EXPECT_EQ(state_.most(), 10);
+  const auto more = state_.on_resize(6, now_).orders;
+  EXPECT_THAT(more.start, ElementsAre(3));
+  EXPECT_THAT(more.kill, IsEmpty());
+  EXPECT_EQ(more.places, 10);
+  EXPECT_THAT(state_.on_resize(5, now_).orders.kill, ElementsAre(9));
+}
+
+TEST_F(ElasticJobTest, AWorkerThatHasNotLeftYetStaysIfAHostJoins) {
+  state_.on_resize(3, now_);
+  state_.on_host_joined({8});
+  EXPECT_EQ(state_.wanted(), 5);
+  EXPECT_THAT(kill(3).start, ElementsAre(3));
 }
 
 TEST_F(ElasticJobTest, AHostThatComesTooLateIsNotTakenIn) {

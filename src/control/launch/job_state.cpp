@@ -255,7 +255,7 @@ std::vector<WorkerEnd> JobState::depart(std::vector<WorkerEnd> together, Orders&
                                         Clock::time_point now) {
   // First those that are to come back: then the others are not the last.
   std::stable_partition(together.begin(), together.end(),
-                        [&](const WorkerEnd& end) { return end.rank < departures_->wanted(); });
+                        [&](const WorkerEnd& end) { return departures_->wants(end.rank); });
   for (const auto& end : together) {
     if (end.failed() && !leaves(end, together)) return together;
     if (!end.failed()) departures_->on_ended_well(end.rank);
@@ -342,8 +342,8 @@ JobState::Resized JobState::on_resize(int workers, Clock::time_point now) {
   if (!running()) return {"it is ending", {}};
   if (auto why = departures_->objection(workers)) return {std::move(*why), {}};
   Orders orders;
-  orders.workers = workers;
   orders.kill = departures_->on_resize(workers, now);
+  orders.places = departures_->end();
   orders.start = restart(now);
   return {"", std::move(orders)};
 }
@@ -352,6 +352,10 @@ JobState::Orders JobState::on_dismissed(int rank) {
   if (!departures_ || !running()) return {};
   departures_->on_dismissed(rank);
   return {.kill = {rank}};
+}
+
+std::optional<int> JobState::most() const {
+  return departures_ ? std::optional(departures_->most()) : std::nullopt;
 }
 
 std::optional<int> JobState::wanted() const {

@@ -160,7 +160,7 @@ class JobState {
     std::vector<int> start = {};        // replacements of these workers
     std::vector<int> kill = {};         // these workers
     std::vector<LeftWorker> left = {};  // the job goes on without them: for the user
-    std::optional<int> workers = {};    // the job is to have so many from now on
+    std::optional<int> places = {};     // those that the job is to have are below this one
     std::vector<int> dismiss = {};      // these leave between two batches
   };
   enum class Cause : std::uint8_t {
@@ -225,8 +225,9 @@ class JobState {
   int left() const { return departures_ ? departures_->left() : 0; }
   int replaced() const { return departures_ ? departures_->replaced() : 0; }
   bool expelled(int rank) const { return departures_ && departures_->expelled(rank); }
-  // How many workers the job is to have, if that can change.
+  // How many workers the job is to have, and can have at the most, if that can change.
   std::optional<int> wanted() const;
+  std::optional<int> most() const;
 
  private:
   bool running() const { return cause_ == Cause::kNone && !failed_at_ && !ending_.released; }

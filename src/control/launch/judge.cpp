@@ -140,11 +140,7 @@ void OwnJudge::take_ends(int node) {
   // Before the orders: they continue a stopped worker.
   if (const auto lost = state_.lost(); lost && map_.here(*lost)) report_.look_at(*lost);
   obey(orders);
-  const auto ranks = map_.ranks_of(node);
-  if (by_number_[node].leaves && std::all_of(ranks.begin(), ranks.end(), [this](int rank) {
-        return state_.end_of(rank).has_value();
-      }))
-    part_with(node);
+  part_if_empty(node);
 }
 
 void OwnJudge::on_loss(const Loss& loss) {
@@ -166,11 +162,17 @@ bool OwnJudge::dismiss_host(int node) {
   when_note(
       fmt::format("lockstep: {} got SIGTERM and leaves, between two batches", map_.name_of(node)));
   obey(*orders);
+  part_if_empty(node);
   return true;
 }
 
-// Its workers have ended, and so may its launcher.
-void OwnJudge::part_with(int node) {
+// If a host leaves and its workers have ended, so may its launcher.
+void OwnJudge::part_if_empty(int node) {
+  const auto ranks = map_.ranks_of(node);
+  if (!by_number_[node].leaves || !std::all_of(ranks.begin(), ranks.end(), [this](int rank) {
+        return state_.end_of(rank).has_value();
+      }))
+    return;
   by_number_[node].runs = by_number_[node].leaves = false;
   const int others = state_.going_on();
   const std::string text = fmt::format("{} has left; {} go{} on", map_.name_of(node),
@@ -228,7 +230,6 @@ void OwnJudge::on_dismissed(int rank) {
 }
 
 std::string OwnJudge::on_resize(int workers) {
-  if (nodes_ != nullptr) return "a job on several hosts keeps its number of workers";
   const auto before = state_.wanted();
   auto resized = state_.on_resize(workers, Clock::now());
   if (!resized.refusal.empty()) return resized.refusal;
@@ -242,11 +243,10 @@ std::string OwnJudge::on_resize(int workers) {
 
 bool OwnJudge::tell_facts(JobFacts& facts) const {
   facts.workers = state_.live();
-  // On several hosts, places of a host that was lost stay empty.
-  facts.wanted = nodes_ == nullptr ? state_.wanted().value_or(facts.workers) : facts.workers;
-  if (state_.wanted() && nodes_ == nullptr) {
+  facts.wanted = state_.wanted().value_or(facts.workers);
+  if (const auto most = state_.most()) {
     facts.least = options_.min_workers.value_or(kMinWorkers);
-    facts.most = places(options_);
+    facts.most = *most;
   }
   facts.generation = generation_;
   return true;

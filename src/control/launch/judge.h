@@ -123,7 +123,7 @@ class OwnJudge final : public Judge {
   void take_end(int node, int wait_status);
   void lose(int node, const std::string& why);
   bool dismiss_host(int node);
-  void part_with(int node);
+  void part_if_empty(int node);
   NodeHost::Admission admit(int node, const NodeJoin& join);
   void obey(const JobState::Orders& orders);
   void arm_deadline();

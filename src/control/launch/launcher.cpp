@@ -250,9 +250,10 @@ void Launcher::obey(const JobState::Orders& orders) {
   for (const auto& one : orders.left) {
     if (meeting_.map.here(one.end.rank)) output_.end_lines(one.end.rank - first);
   }
-  if (orders.workers) {
-    keeper_.send({KeeperOrder::Kind::kSize, *orders.workers});
-    workers_.resize(*orders.workers);
+  if (orders.places) {
+    // Of several hosts each has the places with which it began.
+    if (meeting_.map.nodes() == 1) keeper_.send({KeeperOrder::Kind::kSize, *orders.places});
+    workers_.resize(*orders.places);
   }
   if (!orders.dismiss.empty()) workers_.dismiss(orders.dismiss);
   to_worker(KeeperOrder::Kind::kKill, orders.kill);

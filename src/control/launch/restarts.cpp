@@ -54,10 +54,12 @@ std::optional<Restarts::Clock::time_point> Restarts::next() const {
 }
 
 Departures::Departures(const Rules& rules, int workers)
-    : size_{rules.min_workers, workers, std::max(rules.most_workers, workers)},
+    : size_{rules.min_workers, std::max(rules.most_workers, workers)},
       restarts_(rules.max_restarts, rules.pause) {
-  for (int place = 0; place < workers && workers != kMostWorkersOf; ++place)
-    places_[place].runs = true;
+  for (int place = 0; place < size_.most; ++place) {
+    places_[place].runs = place < workers;
+    places_[place].spare = place >= workers;
+  }
 }
 
 Departures::Place Departures::at(int place) const {
@@ -81,7 +83,7 @@ std::vector<int> Departures::on_closed() {
   closed_ = true;
   std::vector<int> newcomers;
   for (auto& [number, place] : places_) {
-    place.waits = number < size_.wanted && restarts_.waits(number);
+    place.waits = wants(number) && restarts_.waits(number);
     if (place.runs && !place.member) newcomers.push_back(number);
   }
   restarts_.drop();
@@ -112,7 +114,7 @@ Departures::Outcome Departures::on_left(int number, int live, Clock::time_point 
   place.runs = false;
   const bool member = std::exchange(place.member, false);
   const bool dismissed = std::exchange(place.dismissed, false);
-  const bool is_wanted = number < size_.wanted && !place.leaves;
+  const bool is_wanted = wants(number);
   if (dismissed && is_wanted && !finishing_) restarts_.add(number, now);  // again
   if (dismissed || !is_wanted) {
     const bool others = live + restarts_.waiting() > 0;
@@ -152,13 +154,14 @@ bool Departures::on_host_lost(const std::vector<int>& places, int live) {
     Place& place = places_[number];
     if (std::exchange(place.runs, false)) ++left_;
     place.member = false;
+    place.leaves = true;
   }
   return true;
 }
 
 std::optional<std::vector<int>> Departures::on_host_leaves(const std::vector<int>& places,
                                                            int live) {
-  if (objection(size_.wanted)) return std::nullopt;
+  if (objection(wanted())) return std::nullopt;
   int others = live + restarts_.waiting();
   for (const int place : places) others -= at(place).runs || restarts_.waits(place) ? 1 : 0;
   if (others < size_.least) return std::nullopt;
@@ -170,11 +173,36 @@ std::optional<std::vector<int>> Departures::on_host_leaves(const std::vector<int
 }
 
 void Departures::on_host_joined(const std::vector<int>& places) {
-  for (const int place : places) {
-    places_[place].runs = places_[place].later = true;
-    size_.wanted = std::max(size_.wanted, place + 1);
+  for (auto& [number, place] : places_) place.spare = place.spare && !place.runs;
+  for (int place = size_.most; place < places.front(); ++place) places_[place].spare = true;
+  for (const int number : places) {
+    Place& place = places_[number];
+    place.runs = place.later = true;
+    place.spare = false;
   }
-  size_.most = std::max(size_.most, size_.wanted);
+  size_.most = std::max(size_.most, places.back() + 1);
+}
+
+bool Departures::wants(int number) const {
+  const Place place = at(number);
+  return number < size_.most && !place.leaves && !place.spare;
+}
+
+int Departures::end() const {
+  int end = size_.most;
+  while (end > 0 && !wants(end - 1)) --end;
+  return end;
+}
+
+int Departures::wanted() const {
+  return size_.most -
+         static_cast<int>(std::count_if(places_.begin(), places_.end(), [this](const auto& one) {
+           return one.first < size_.most && !wants(one.first);
+         }));
+}
+
+int Departures::most() const {
+  return size_.most - count(&Place::leaves);
 }
 
 int Departures::training(const std::set<int>& without) const {
@@ -188,7 +216,7 @@ Departures::Outcome Departures::on_refused(int number, int live) {
   Place& place = places_[number];
   place.runs = place.dismissed = false;
   if (place.leaves) return {After::kHostLeft};
-  if (number >= size_.wanted) return {After::kResized};
+  if (!wants(number)) return {After::kResized};
   if (!finishing_ && live + restarts_.waiting() < size_.least) return {};
   ++left_;
   return {After::kRefused};
@@ -197,17 +225,26 @@ Departures::Outcome Departures::on_refused(int number, int live) {
 std::optional<std::string> Departures::objection(int workers) const {
   if (finishing_) return "it has reached its end";
   if (closed_) return "nobody can join or leave: its program is past its first loop over batches";
-  if (workers >= size_.least && workers <= size_.most) return std::nullopt;
-  return size_.least == size_.most
-             ? fmt::format("it can have {} workers only", size_.least)
-             : fmt::format("it can have {} to {} workers", size_.least, size_.most);
+  if (workers >= size_.least && workers <= most()) return std::nullopt;
+  return size_.least == most() ? fmt::format("it can have {} workers only", size_.least)
+                               : fmt::format("it can have {} to {} workers", size_.least, most());
 }
 
 std::vector<int> Departures::on_resize(int workers, Clock::time_point now) {
-  size_.wanted = workers;
+  int more = workers - wanted();
+  for (int place = 0; place < size_.most && more > 0; ++place) {
+    if (at(place).leaves || wants(place)) continue;
+    places_[place].spare = false;
+    --more;
+  }
+  for (int place = size_.most - 1; place >= 0 && more < 0; --place) {
+    if (!wants(place)) continue;
+    places_[place].spare = true;
+    ++more;
+  }
   std::vector<int> unwanted;
   for (int place = 0; place < size_.most; ++place) {
-    if (place >= workers) {
+    if (!wants(place)) {
       restarts_.drop(place);
       unwanted.push_back(place);
     } else if (!at(place).runs) {

@@ -77,7 +77,8 @@ class Restarts {
 };
 
 // Who has left a job whose workers may leave, how many it is to have, and whether it goes on. It knows places only;
-// JobState knows how they ended. The places that the job is to have are always the lowest.
+// JobState knows how they ended. The places that the job is to have: a resize adds the lowest that are empty, and takes the
+// highest away. Places of a host that was lost or has left stay empty.
 //
 // Threads, Blocking, Failure, Ownership: as Restarts.
 class Departures {
@@ -85,9 +86,9 @@ class Departures {
   using Clock = Restarts::Clock;
   struct Rules {
     int min_workers = 1;
-    int max_restarts = 10;              // within 10 minutes
-    int most_workers = kMostWorkersOf;  // to which the job can be resized
-    Clock::duration pause{};            // as Restarts
+    int max_restarts = 10;    // within 10 minutes
+    int most_workers = 0;     // to which the job can be resized; fewer than it begins with: those
+    Clock::duration pause{};  // as Restarts
   };
   enum class After : std::uint8_t {
     kReplaced,   // a replacement starts
@@ -106,7 +107,7 @@ class Departures {
   };
 
   // The job begins with so many workers.
-  explicit Departures(const Rules& rules, int workers = kMostWorkersOf);
+  Departures(const Rules& rules, int workers);
 
   void on_started(int place, Clock::time_point now) { restarts_.on_start(place, now); }
   void on_formed(const std::vector<int>& places);
@@ -133,7 +134,7 @@ class Departures {
   // if too few would stay, or if nobody can leave.
   std::optional<std::vector<int>> on_host_leaves(const std::vector<int>& places, int live);
 
-  // A host has joined: these places are new, and their processes start.
+  // A host has joined: these places are new, and their processes start. Those that were to leave and have not done so stay.
   void on_host_joined(const std::vector<int>& places);
 
   // A newcomer has ended with a code of its own: it would do so again.
@@ -165,17 +166,19 @@ class Departures {
   // A generation has formed; how many of the last one train, without these and those that are being ended.
   bool formed() const { return leader_.place >= 0; }
   int training(const std::set<int>& without) const;
-  int wanted() const { return size_.wanted; }
+  // How many workers the job is to have, and can have at the most.
+  int wanted() const;
+  int most() const;
+  // The place is one that the job is to have. All of these are below end().
+  bool wants(int place) const;
+  int end() const;
   int left() const { return left_; }
   int replaced() const { return restarts_.done(); }
 
  private:
-  static constexpr int kMostWorkersOf = 1 << 16;
-
   struct Size {
-    int least = 1;
-    int wanted = 0;
-    int most = 0;
+    int least = 1;  // workers
+    int most = 0;   // places
   };
   struct Leader {
     int place = -1;
@@ -189,7 +192,8 @@ class Departures {
     bool dismissed = false;
     bool past_end = false;
     bool later = false;
-    bool leaves = false;  // its host does: nothing starts there any more
+    bool leaves = false;  // its host does, or was lost: nothing starts there any more
+    bool spare = false;   // the job is not to have it
     bool waits = false;   // while nobody can join: it begins again if no member is left
   };
   Place at(int place) const;

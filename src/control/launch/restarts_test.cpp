@@ -76,7 +76,7 @@ TEST(RestartsTest, NoneIsALimit) {
 }
 
 TEST(DeparturesTest, GoesOnWithoutAWorkerAsLongAsEnoughAreLeft) {
-  Departures departures({.min_workers = 2, .max_restarts = 1});
+  Departures departures({.min_workers = 2, .max_restarts = 1}, 4);
   EXPECT_EQ(departures.on_left(3, 3, kFirstDeath).after, After::kReplaced);
   EXPECT_THAT(departures.due(kFirstDeath), ElementsAre(3));
   EXPECT_EQ(departures.on_left(3, 3, kFirstDeath).after, After::kNoRestart);
@@ -87,13 +87,13 @@ TEST(DeparturesTest, GoesOnWithoutAWorkerAsLongAsEnoughAreLeft) {
 }
 
 TEST(DeparturesTest, AReplacementThatIsOnItsWayCounts) {
-  Departures departures({.min_workers = 1, .max_restarts = 1});
+  Departures departures({.min_workers = 1, .max_restarts = 1}, 4);
   EXPECT_EQ(departures.on_left(0, 0, kFirstDeath).after, After::kReplaced);
   EXPECT_EQ(departures.on_left(1, 0, kFirstDeath).after, After::kNoRestart);
 }
 
 TEST(DeparturesTest, NobodyIsReplacedOnceAMemberHasReachedTheEnd) {
-  Departures departures({});
+  Departures departures({}, 4);
   departures.on_formed({0, 1, 2});
   EXPECT_EQ(departures.on_left(2, 2, kFirstDeath).after, After::kReplaced);
   departures.on_ended_well(0);
@@ -104,7 +104,7 @@ TEST(DeparturesTest, NobodyIsReplacedOnceAMemberHasReachedTheEnd) {
 }
 
 TEST(DeparturesTest, AMemberThatDiesWhileTheOthersFinishIsNotReplaced) {
-  Departures departures({});
+  Departures departures({}, 4);
   departures.on_formed({0, 1, 2});
   departures.on_ended_well(0);
   EXPECT_EQ(departures.on_left(1, 1, kFirstDeath).after, After::kFinishing);
@@ -112,7 +112,7 @@ TEST(DeparturesTest, AMemberThatDiesWhileTheOthersFinishIsNotReplaced) {
 }
 
 TEST(DeparturesTest, WorkersThatNeverMetAreIndependent) {
-  Departures departures({});
+  Departures departures({}, 4);
   departures.on_ended_well(0);
   EXPECT_EQ(departures.on_left(1, 0, kFirstDeath).after, After::kReplaced);
   EXPECT_FALSE(departures.done());
