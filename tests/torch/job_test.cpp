@@ -345,6 +345,26 @@ TEST(OwnLoop, SavesNothingInTheMiddleOfABatch) {
   expect_refused([&] { job.save(); }, "a step of the job has failed");
 }
 
+TEST(OwnLoop, ALossThatIsNotFiniteIsThatOfAStepByName) {
+  for (const std::int64_t when : {0, 2}) {
+    World alone = World::over(connect_alone());
+    Job job(alone, job_options());
+    One one(alone, "mlp");
+    Step sound(job, "sound", {&one.optimizer}, one.loss());
+    Step broken(job, "broken", {&one.optimizer}, [&](const Shard& shard) {
+      return one.loss()(shard) / (shard.step == when ? 0.0 : 1.0);
+    });
+    const std::string said = refusal([&] {
+      for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = kSteps})) {
+        sound(batch);
+        broken(batch);
+      }
+    });
+    EXPECT_THAT(said, HasSubstr("the loss of Step broken is inf at step " + std::to_string(when)));
+    EXPECT_THAT(said, HasSubstr(when == 0 ? "it is the first step" : "training has diverged"));
+  }
+}
+
 TEST(OwnLoop, AnEvaluationThatWritesToBuffersLeavesThemAsTheyWere) {
   World alone = World::over(connect_alone());
   Job job(alone, job_options());

@@ -201,6 +201,22 @@ TEST_F(ElasticJobTest, AHostThatIsLostLeavesThoseThatTrain) {
   EXPECT_EQ(state_.going_on(), 1);
 }
 
+// Its launcher has not said that they have ended. The leader has: nothing is left to do.
+TEST_F(ElasticJobTest, AHostThatIsLostBehindTheEndOfTheJobCostsNothing) {
+  end(0, How::kExited, 0);
+  end(1, How::kExited, 0);
+  EXPECT_TRUE(state_.on_host_lost({2, 3}, now_).release);
+  EXPECT_EQ(state_.cause(), JobState::Cause::kNone);
+  EXPECT_EQ(state_.exit_code(), 0);
+}
+
+TEST_F(ElasticJobTest, TheHostOfTheLeaderThatHasNotEndedIsNeededAtTheEnd) {
+  end(2, How::kExited, 0);
+  end(3, How::kExited, 0);
+  state_.on_host_lost({0, 1}, now_);
+  EXPECT_EQ(state_.cause(), JobState::Cause::kHostLost);
+}
+
 TEST_F(ElasticJobTest, AHostThatLeavesIsNotReplaced) {
   kill(3);  // its replacement has not joined
   const auto orders = state_.on_host_leaves({2, 3}, now_);

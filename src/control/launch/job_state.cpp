@@ -429,7 +429,7 @@ JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::ti
   Orders orders;
   if (departures_ && running() && departures_->on_host_lost(ranks, live_)) {
     for (const int rank : lived) blame_.on_left({rank, WorkerEnd::How::kKilled, SIGKILL});
-    return orders;
+    return over() ? release() : orders;
   }
   if (cause_ == Cause::kNone)
     orders = end(Cause::kHostLost, 1, SIGTERM, now + rules_.after_failure);

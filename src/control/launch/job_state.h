@@ -225,6 +225,8 @@ class JobState {
   int left() const { return departures_ ? departures_->left() : 0; }
   int replaced() const { return departures_ ? departures_->replaced() : 0; }
   bool expelled(int rank) const { return departures_ && departures_->expelled(rank); }
+  // Some workers have reached the end of the job.
+  bool finishing() const { return departures_ && departures_->finishing(); }
   // How many workers the job is to have, and can have at the most, if that can change.
   std::optional<int> wanted() const;
   std::optional<int> most() const;

@@ -154,7 +154,9 @@ void OwnJudge::on_loss(const Loss& loss) {
 // A scheduler takes another host away: its workers leave between two batches, so that the others repeat nothing. False if
 // these cannot go on without them.
 bool OwnJudge::dismiss_host(int node) {
-  if (nodes_ == nullptr || may_have(1) || !by_number_[node].runs) return false;
+  if (nodes_ == nullptr || !by_number_[node].runs) return false;
+  if (state_.finishing() && !ending()) return true;  // all of it is about to end, and well
+  if (may_have(1)) return false;
   if (by_number_[node].leaves) return !ending();  // told twice
   const auto orders = state_.on_host_leaves(map_.ranks_of(node), Clock::now());
   if (!orders) return false;
@@ -285,9 +287,10 @@ void OwnJudge::lose(int node, const std::string& why) {
     report_.host_lost(node, why);
   } else {
     const int others = state_.going_on();
-    const std::string text = fmt::format(
-        "lost {}: {}; {} go{} on", map_.name_of(node), why,
-        others == 1 ? "1 worker" : fmt::format("{} workers", others), others == 1 ? "es" : "");
+    const std::string rest = others == 0   ? "the job has reached its end"
+                             : others == 1 ? "1 worker goes on"
+                                           : fmt::format("{} workers go on", others);
+    const std::string text = fmt::format("lost {}: {}; {}", map_.name_of(node), why, rest);
     when_note("lockstep: " + text);
     events_.on_host_gone(node, JobEvents::HostIs::kLost, text, Clock::now());
     for (const int rank : map_.ranks_of(node))

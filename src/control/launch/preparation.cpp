@@ -229,6 +229,8 @@ int free_port() {
   sockaddr_in any4{};
   any4.sin_family = AF_INET;
   const base::Fd four(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!four && errno == EMFILE)
+    throw Unavailable("this process may open no more files; raise `ulimit -n`");
   size = sizeof any4;
   if (four && ::bind(four.get(), reinterpret_cast<sockaddr*>(&any4), size) == 0 &&
       ::getsockname(four.get(), reinterpret_cast<sockaddr*>(&any4), &size) == 0) {

@@ -149,7 +149,7 @@ Departures::Outcome Departures::on_left(int number, int live, Clock::time_point 
 bool Departures::on_host_lost(const std::vector<int>& places, int live) {
   for (const int place : places) restarts_.drop(place);
   const int others = finishing_ ? live : live + restarts_.waiting();
-  if (others < size_.least) return false;
+  if (others < size_.least && !leader_is_done()) return false;
   for (const int number : places) {
     Place& place = places_[number];
     if (std::exchange(place.runs, false)) ++left_;

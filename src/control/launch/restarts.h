@@ -127,7 +127,8 @@ class Departures {
   // Its process has died, or could not be started, and this many others live.
   Outcome on_left(int place, int live, Clock::time_point now);
 
-  // The host of these places is lost, and this many others live. False: those are too few.
+  // The host of these places is lost, and this many others live. False: those are too few, and the job has not been ended
+  // by its leader.
   bool on_host_lost(const std::vector<int>& places, int live);
 
   // The host of these places is to leave, and this many workers live. The processes to end at once, as on_resize(); nothing
@@ -198,6 +199,9 @@ class Departures {
   };
   Place at(int place) const;
   bool any_member() const { return count(&Place::member) > 0; }
+  bool leader_is_done() const {  // it has ended with 0
+    return finishing_ && !leader_.left && leader_.place >= 0 && !at(leader_.place).member;
+  }
   int count(bool Place::*what) const;
   std::vector<int> end_newcomers(const std::vector<int>& places);
   void finish();

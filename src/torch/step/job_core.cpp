@@ -470,13 +470,18 @@ void JobCore::check_loss(const PhaseResult& result) const {
   if (std::isfinite(result.loss())) return;
   const PhaseResult::About& about = result.about();
   const std::int64_t last = about.step + about.steps - 1;
+  const std::string reason =
+      last == 0 ? "it is the first step, so look for bad samples, or at the loss itself"
+                : fmt::format(
+                      "training has diverged; lower the learning rate ({:g} there), warm it up, or "
+                      "look for bad samples",
+                      about.lr);
   throw BadInput(fmt::format(
-      "the loss is {} {}: training has diverged; lower the learning rate ({:g} there), "
-      "warm it up, or look for bad samples{}",
+      "the loss{} is {} {}: {}{}", steps_.size() > 1 ? fmt::format(" of Step {}", about.name) : "",
       result.loss(),
       about.steps == 1 ? fmt::format("at step {}", last)
                        : fmt::format("in the round of steps {} to {}", about.step, last),
-      about.lr,
+      reason,
       saved_at() >= 0 ? fmt::format("; the checkpoint of step {} is untouched", saved_at()) : ""));
 }
 

@@ -35,6 +35,7 @@ class PhaseResult {
   };
   // What every worker knows without being told.
   struct About {
+    std::string name;  // of the Step
     std::int64_t step = 0;
     int phase = 0;
     std::int64_t steps = 1;  // of the round

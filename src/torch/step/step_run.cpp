@@ -498,7 +498,8 @@ double StepRun::dropped(const Phase& phase) const {
 }
 
 PhaseResult::About StepRun::about(const Phase& phase) const {
-  return {.step = phase.step,
+  return {.name = core_.name,
+          .step = phase.step,
           .phase = phase.number,
           .steps = phase.steps,
           .lr = given().front()->lr(),
