@@ -290,7 +290,7 @@ TEST(GpuSpeed, AdamWGoesAtTheSpeedOfMemory) {
 }
 
 // Relative to the bytes that it moves, no rule is slower than AdamW. Those that find norms by layer
-// first lose a few percent to the small kernels between their passes.
+// first are some percent slower.
 TEST(GpuSpeed, OtherRulesGoAtTheSpeedOfMemory) {
   NEEDS_A_GPU();
   Speed speed(DType::kFloat32, false);

@@ -155,7 +155,12 @@ void OwnJudge::on_loss(const Loss& loss) {
 // these cannot go on without them.
 bool OwnJudge::dismiss_host(int node) {
   if (nodes_ == nullptr || !by_number_[node].runs) return false;
-  if (state_.finishing() && !ending()) return true;  // all of it is about to end, and well
+  if (state_.finishing() && !ending()) {  // all of it is about to end, and well
+    when_note(
+        fmt::format("lockstep: {} got SIGTERM; the job has reached its end, and ends by itself",
+                    map_.name_of(node)));
+    return true;
+  }
   if (may_have(1)) return false;
   if (by_number_[node].leaves) return !ending();  // told twice
   const auto orders = state_.on_host_leaves(map_.ranks_of(node), Clock::now());
